@@ -275,10 +275,8 @@ class Planner:
         return Launch(kernel, (Extent(self.spec.kv_num_heads * blocks, ("batch",)), ONE, ONE))
 
     def _causal_output(self, without: Set[str], scratch: tuple[str, ...]) -> Launch:
-        whole = self.output.block_k >= self.sizes.d_k
-        function = "linear.segment_output" if whole else "parts.segment_output"
         blocks = self._heads(self.output)
-        return self._launch(function, self.output, blocks, True, without, scratch)
+        return self._launch("linear.segment_output", self.output, blocks, True, without, scratch)
 
     def _launch(
         self,

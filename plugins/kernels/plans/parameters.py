@@ -21,19 +21,17 @@ DECAYED = ("query_from_start", "key_from_start", "key_to_end")
 
 
 _DECAYED = (*DECAYED, "chunk_decays")
-_OUTPUT = (
-    *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
-    *("segment_states", "channel_scores", *_DECAYED, "inverses"),
-    *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
-)
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "segments.segment_state": (
         *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
         *("key_to_end", "chunk_decays", "length", "segments", "chunks_per_segment"),
     ),
     "segments.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
-    "linear.segment_output": _OUTPUT,
-    "parts.segment_output": _OUTPUT,
+    "linear.segment_output": (
+        *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
+        *("segment_states", "channel_scores", *_DECAYED, "inverses"),
+        *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
+    ),
     "channels.chunk_scores": (
         *("query", "key", "decay", "key_mask", "parameter_0", "channel_scores", *_DECAYED),
         *("length", "chunks"),
@@ -66,7 +64,6 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "segments.segment_state": (*_KEYS, "D_V", "NORMALIZE"),
     "segments.segment_scan": ("D_K", "D_V", "DECAYS"),
     "linear.segment_output": (*_KEYS, *_SUMS),
-    "parts.segment_output": (*_KEYS, *_SUMS),
     "channels.chunk_scores": (*("HEADS", "KEY_HEADS", "QUERY_HEADS", "WIDTH", "D_K", "MAP"),),
     "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
     "transitions.segment_transition": (*_KEYS, "D_V"),

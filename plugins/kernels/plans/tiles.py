@@ -1,7 +1,7 @@
 """Tile sizes of the LinearAttention kernels: what compiles without spills for each head width.
 
 A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
-beside a chunk of queries, keys and scores; one of ``parts.segment_output`` holds ``block_k`` rows.
+beside a chunk of queries, keys and scores; or ``block_k`` rows at a time, where that is fewer.
 ``tools/gate_kernels.py`` assembles every tile named here and counts its spills and tensor-core
 instructions.
 """
@@ -16,7 +16,7 @@ SCAN = Tile(1, 1, 1, 4, 1)
 
 
 def output(shape: Shape) -> Tile:
-    """Tile of ``segment_output``: that of ``parts`` where it holds fewer than d_k columns of keys.
+    """Tile of ``segment_output``, which goes through ``parts`` of d_k where it holds fewer columns.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
     With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not; with

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import features
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, features
 from linexport.plugins.kernels.sources.tiles import (
     load_state,
     store_rows,
@@ -42,6 +42,7 @@ def segment_output(
     PARTS: tl.constexpr = tl.cdiv(D_K, BLOCK_K)
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     OUT: tl.constexpr = HEADS * tl.cdiv(QUERY_HEADS, HEADS)
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
     o_head = head % OUT
@@ -67,9 +68,7 @@ def segment_output(
         for p in range(PARTS):
             columns_k = p * BLOCK_K + tl.arange(0, BLOCK_K)
             S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
-            q = features(
-                place, live, columns_k, parameter_0, QUERY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-            )
+            q = features(place, live, columns_k, parameter_0, QUERY_HEADS * WIDTH, phi)
             o += times_state(q, S, PRECISION)
             denominator += tl.sum(q.to(tl.float32) * z[None, :], 1)
         o *= SCALE

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import features, load_keys
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, features, load_keys
 from linexport.plugins.kernels.sources.tiles import channel_logarithms, decayed_scores, load_keep
 
 
@@ -48,6 +48,7 @@ def chunk_scores(
     """
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
     head = tl.program_id(0) // chunks
     chunk = tl.program_id(0) % chunks
     start = chunk * CHUNK
@@ -68,12 +69,8 @@ def chunk_scores(
     scores = tl.zeros((CHUNK, CHUNK), tl.float32)
     for part in range(0, D_K, BLOCK_K):
         columns = part + tl.arange(0, BLOCK_K)
-        q = features(
-            query, live, columns, parameter_0, QUERY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-        )
-        k = load_keys(
-            key, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-        )
+        q = features(query, live, columns, parameter_0, QUERY_HEADS * WIDTH, phi)
+        k = load_keys(key, keep, columns, parameter_0, KEY_HEADS * WIDTH, phi)
         g = channel_logarithms(decay, keep, columns, HEADS * D_K, D_K)
         scores += decayed_scores(q, k, g, LEVELS, PRECISION)
         from_start = tl.exp(tl.dot(before, g, input_precision=PRECISION))

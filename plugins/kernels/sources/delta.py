@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import load_keys
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_logarithms,
     decayed_scores,
@@ -50,6 +50,7 @@ def chunk_inverse(
     PRECISION: tl.constexpr,
 ):
     """T of every chunk, (CHUNK, CHUNK) in float32. Grid: (B * HEADS * chunks). CHUNK = 2^LEVELS."""
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
     head = tl.program_id(0) // chunks
     chunk = tl.program_id(0) % chunks
     h = head % HEADS
@@ -63,9 +64,7 @@ def chunk_inverse(
     for part in range(0, D_K, BLOCK_K):
         columns = part + tl.arange(0, BLOCK_K)
         place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
-        k = load_keys(
-            place, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-        )
+        k = load_keys(place, keep, columns, parameter_0, KEY_HEADS * WIDTH, phi)
         if DECAYS > 1:
             place = decay + (row * HEADS + h) * D_K
             g = channel_logarithms(place, keep, columns, HEADS * D_K, D_K)

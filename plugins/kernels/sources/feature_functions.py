@@ -12,10 +12,21 @@ two maps that have it. Source: docs/math.md, "Feature maps".
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.tiles import components, load_chunk, load_rows
+
+
+class HeadFeatures(NamedTuple):
+    """A map from WIDTH components of a head to FEATURES, and the precision of its products."""
+
+    MAP: str
+    WIDTH: int
+    FEATURES: int
+    PRECISION: str
 
 
 @triton.jit
@@ -67,16 +78,7 @@ def degree_two(
 
 
 @triton.jit
-def exponents(
-    base,
-    live,
-    columns,
-    parameter,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def exponents(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
     """Logarithms of the features of favor+, in float32, for some columns of rows.
 
     Products and norms are summed over slices of the width: projection and rows fit beside the state
@@ -85,64 +87,47 @@ def exponents(
     SLICE: tl.constexpr = 16
     y = tl.zeros((live.shape[0], columns.shape[0]), tl.float32)
     norm = tl.zeros((live.shape[0],), tl.float32)
-    for start in range(0, WIDTH, SLICE):
+    for start in range(0, phi.WIDTH, SLICE):
         parts = start + tl.arange(0, SLICE)
-        x = load_rows(base, live, parts, STRIDE, WIDTH).to(tl.float32)
-        x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
-        inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
-        at = parts[:, None] * FEATURES + columns[None, :]
+        x = load_rows(base, live, parts, STRIDE, phi.WIDTH).to(tl.float32)
+        x *= tl.exp2(-0.25 * tl.log2(phi.WIDTH * 1.0))
+        inside = (parts < phi.WIDTH)[:, None] & (columns < phi.FEATURES)[None, :]
+        at = parts[:, None] * phi.FEATURES + columns[None, :]
         w = tl.load(parameter + at, mask=inside, other=0.0)
-        y += tl.dot(x, w, input_precision=PRECISION)
+        y += tl.dot(x, w, input_precision=phi.PRECISION)
         norm += 0.5 * tl.sum(x * x, 1)
-    norm += 0.5 * tl.log(FEATURES * 1.0)
+    norm += 0.5 * tl.log(phi.FEATURES * 1.0)
     return y - norm[:, None]
 
 
 @triton.jit
-def features(
-    base,
-    live,
-    columns,
-    parameter,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURES: tl.constexpr,
-    MAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Some columns of the features of rows of WIDTH components.
+def features(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
+    """Some columns of the features of rows of components, STRIDE elements apart.
 
     In the dtype of these, but float32 for the maps of degree two: their features take both signs
     and cancel, so that rounding them shows. Where a row is not live or a column lies past FEATURES,
     the result means nothing.
     """
-    if MAP == "taylor2" or MAP == "quadratic":
+    if phi.MAP == "taylor2" or phi.MAP == "quadratic":
         # Features before the products: a constant and the components, where the map has them.
-        LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
-        parts = components(WIDTH)
-        x = load_rows(base, live, parts, STRIDE, WIDTH)
-        i, j = monomials(columns, WIDTH, LEADING)
+        LEADING: tl.constexpr = phi.FEATURES - phi.WIDTH * (phi.WIDTH + 1) // 2
+        parts = components(phi.WIDTH)
+        x = load_rows(base, live, parts, STRIDE, phi.WIDTH)
+        i, j = monomials(columns, phi.WIDTH, LEADING)
         select_i = (parts[:, None] == i[None, :]).to(x.dtype)
         select_j = (parts[:, None] == j[None, :]).to(x.dtype)
-        first = tl.dot(x, select_i, input_precision=PRECISION)
-        second = tl.dot(x, select_j, input_precision=PRECISION)
+        first = tl.dot(x, select_i, input_precision=phi.PRECISION)
+        second = tl.dot(x, select_j, input_precision=phi.PRECISION)
         y = degree_two(
-            first,
-            second,
-            i[None, :],
-            j[None, :],
-            columns[None, :],
-            parameter,
-            WIDTH,
-            LEADING,
-            MAP,
+            *(first, second, i[None, :], j[None, :], columns[None, :], parameter),
+            *(phi.WIDTH, LEADING, phi.MAP),
         )
         return y
-    elif MAP == "favor+":
-        y = exponents(base, live, columns, parameter, STRIDE, WIDTH, FEATURES, PRECISION)
+    elif phi.MAP == "favor+":
+        y = exponents(base, live, columns, parameter, STRIDE, phi)
         return tl.exp(y).to(base.dtype.element_ty)
     else:
-        return elementwise(load_rows(base, live, columns, STRIDE, FEATURES), MAP)
+        return elementwise(load_rows(base, live, columns, STRIDE, phi.FEATURES), phi.MAP)
 
 
 @triton.jit
@@ -172,23 +157,13 @@ def token_features(
 
 
 @triton.jit
-def load_keys(
-    base,
-    keep,
-    columns,
-    parameter,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURES: tl.constexpr,
-    MAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def load_keys(base, keep, columns, parameter, STRIDE: tl.constexpr, phi):
     """phi of rows of keys; zero for padded tokens and columns, whatever phi(0) is."""
-    keys = features(base, keep, columns, parameter, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
-    if MAP != "identity" and MAP != "relu":
+    keys = features(base, keep, columns, parameter, STRIDE, phi)
+    if phi.MAP != "identity" and phi.MAP != "relu":
         inside = keep[:, None]
-        if tl.cdiv(FEATURES, columns.shape[0]) * columns.shape[0] != FEATURES:
-            inside = inside & (columns < FEATURES)[None, :]
+        if tl.cdiv(phi.FEATURES, columns.shape[0]) * columns.shape[0] != phi.FEATURES:
+            inside = inside & (columns < phi.FEATURES)[None, :]
         keys = tl.where(inside, keys, 0.0).to(keys.dtype)
     return keys
 
@@ -202,26 +177,21 @@ def chunk_keys(
     columns,
     parameter,
     STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FEATURES: tl.constexpr,
-    CHUNK: tl.constexpr,
     DECAYS: tl.constexpr,
-    MAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    phi,
 ):
     """Keys of the chunk at ``offset``: those that ``channels`` decayed, or ``load_keys``."""
     if DECAYS > 1:
-        return load_chunk(decayed + offset * FEATURES, columns, CHUNK, FEATURES)
+        return load_chunk(decayed + offset * phi.FEATURES, columns, keep.shape[0], phi.FEATURES)
     else:
-        base += offset * STRIDE
-        return load_keys(base, keep, columns, parameter, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
+        return load_keys(base + offset * STRIDE, keep, columns, parameter, STRIDE, phi)
 
 
 @triton.jit
-def kappa(t, parameter, WIDTH: tl.constexpr, MAP: tl.constexpr):
+def kappa(t, parameter, phi):
     """phi(q) . phi(k) as a function of t = q . k."""
-    if MAP == "taylor2":
-        t *= tl.exp2(-0.5 * tl.log2(WIDTH * 1.0))
+    if phi.MAP == "taylor2":
+        t *= tl.exp2(-0.5 * tl.log2(phi.WIDTH * 1.0))
         return 1.0 + t * (1.0 + 0.5 * t)
     else:
         if parameter is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import exponents, features
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, exponents, features
 from linexport.plugins.kernels.sources.tiles import store_rows
 
 
@@ -33,6 +33,7 @@ def apply(
     """
     BLOCKS: tl.constexpr = tl.cdiv(FEATURES, BLOCK)
     PARTS: tl.constexpr = tl.cdiv(CHUNK * HEADS, ROWS)
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, FEATURES, PRECISION)
     columns = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     part = tl.program_id(0) // BLOCKS
     start = part // PARTS % chunks * CHUNK
@@ -42,7 +43,7 @@ def apply(
     row = (batch * length + start) * HEADS + part % PARTS * ROWS
     place = x + row * WIDTH
     if LOG:
-        out = exponents(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, PRECISION)
+        out = exponents(place, live, columns, parameter_0, WIDTH, phi)
     else:
-        out = features(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, MAP, PRECISION)
+        out = features(place, live, columns, parameter_0, WIDTH, phi)
     store_rows(y + row * FEATURES, out, live, columns, FEATURES, FEATURES)

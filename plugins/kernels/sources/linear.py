@@ -12,7 +12,8 @@ decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 ``segments``, or ``transitions`` for the delta rules, gives the state before each segment, and
 ``segment_output`` runs all lines from there: two passes over keys and values for as many blocks as
 there are segments. One segment needs this kernel only. Where every key channel has a decay,
-(Q K^T) * D and queries and keys with their decays come from ``channels``.
+(Q K^T) * D and queries and keys with their decays come from ``channels``. The chunks of a
+segment are gone through by ``in_registers``, which holds all of d_k, or by ``parts``.
 Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
@@ -21,20 +22,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.chunk import (
+    Spec,
+    TokenSegment,
+    queries_of,
+    store_output,
+    tokens_of,
+)
 from linexport.plugins.kernels.sources.delta import written
-from linexport.plugins.kernels.sources.feature_functions import chunk_keys, features, kappa
+from linexport.plugins.kernels.sources.feature_functions import (
+    HeadFeatures,
+    chunk_keys,
+    features,
+    kappa,
+)
+from linexport.plugins.kernels.sources.parts import copy_state, in_parts
 from linexport.plugins.kernels.sources.tiles import (
     components,
     faded,
     first_column,
     head_decays,
     load_chunk,
-    load_keep,
     load_rows,
     load_square,
     load_state,
     pairs,
-    store_rows,
     store_state,
     times_rows,
     times_state,
@@ -84,45 +96,64 @@ def segment_output(
 
     Grid: (B * HEADS * tiles of d_v, segments). A program serves all query heads of its state, so
     past and present state may be the same memory; the normaliser is shared by the tiles. Reads
-    ``segment_states`` or the past, not both.
+    ``segment_states`` or the past, not both. All of d_k is held at once where BLOCK_K holds it.
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
     QUERIES: tl.constexpr = QUERY_HEADS * WIDTH
     KEYS: tl.constexpr = KEY_HEADS * WIDTH
+    VALUES: tl.constexpr = HEADS * D_V
+    OUTPUTS: tl.constexpr = OUT * D_V
+    PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
+    WHOLE: tl.constexpr = BLOCK_K >= D_K
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
+    spec: tl.constexpr = Spec(
+        *(HEADS, QUERY_HEADS, GROUP, OUT, WIDTH, D_K, D_V, QUERIES, KEYS, VALUES, OUTPUTS, DECAYS),
+        *(NORMALIZE, SCALE, EPS, PRECISION, PAIRS, phi, BLOCK_K, BLOCK_V, CHUNK),
+    )
     # Which columns of which state this program owns, and which part of the sequence.
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
-    segment = tl.program_id(1)
+    index = tl.program_id(1)
     h = head % HEADS
-    columns_k = tl.arange(0, BLOCK_K)
+    columns_k = tl.arange(0, max(triton.next_power_of_2(D_K), BLOCK_K))
     columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
 
     # Pointers to the first token of the segment, of this head. Products of lengths and widths pass
     # 2^31 on long inputs, so rows count in 64 bits.
-    first = segment * chunks_per_segment * CHUNK
+    first = index * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
     query += row * QUERIES
     key += row * KEYS + h * KEY_HEADS // HEADS * WIDTH
-    value += row * (HEADS * D_V) + h * D_V
-    output += row * (OUT * D_V)
+    value += row * VALUES + h * D_V
+    output += row * OUTPUTS
     if decay is not None:
         decay += (row * HEADS + h) * DECAYS
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
     chunks = tl.cdiv(length, CHUNK)
-    first_chunk = segment * chunks_per_segment
+    first_chunk = index * chunks_per_segment
+    if not WHOLE:
+        present = present_state + head * (D_K * D_V)
     # The state that the segment starts from: of ``segments``, or the past itself.
     if segment_states is not None:
-        past = segment_states + (head * segments + segment) * (D_K * D_V + D_K)
+        past = segment_states + (head * segments + index) * (D_K * D_V + D_K)
         past_z = past + D_K * D_V if NORMALIZE else None
-        S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
     else:
         past = past_state + head * (D_K * D_V) if past_state is not None else None
         past_z = past_normalizer + head * D_K if past_normalizer is not None else None
+    # In parts, it goes on where it lies: in its slot, or copied to the present state first. The
+    # normaliser, one row, is in registers for all of d_k.
+    if WHOLE:
         S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+    else:
+        state = past
+        if segment_states is None:
+            state = present
+            copy_state(past, state, columns_v, D_K, D_V, BLOCK_K)
+        _, z = load_state(None, past_z, columns_k, columns_v, D_K, D_V)
     if inverses is not None:
         inverses += (head * chunks + first_chunk) * (CHUNK * CHUNK)
     if channel_scores is not None:
@@ -134,106 +165,122 @@ def segment_output(
         key_from_start += (head * chunks + first_chunk) * (CHUNK * D_K)
 
     rows = tl.arange(0, CHUNK)
-    causal = rows[:, None] >= rows[None, :]
+    tokens = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    segment = TokenSegment(
+        *(query, key, value, decay, key_mask, parameter_0, channel_scores, query_from_start),
+        *(key_from_start, key_to_end, chunk_decays, inverses, output),
+        *(h, columns_k, columns_v, chunks, rows, tokens),
+    )
+    if WHOLE:
+        S, z = in_registers(segment, S, z, spec)
+    else:
+        z = in_parts(segment, state, z, spec)
+    if index == segments - 1:
+        if present_normalizer is not None:
+            present_normalizer += head * D_K
+        if WHOLE:
+            present_state += head * (D_K * D_V)
+            store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)
+        else:
+            if segment_states is not None:
+                copy_state(state, present, columns_v, D_K, D_V, BLOCK_K)
+            if present_normalizer is not None:
+                tl.store(present_normalizer + columns_k, z, mask=(columns_k < D_K) & (tile == 0))
+
+
+@triton.jit
+def in_registers(segment, S, z, spec):
+    """Write the output of a segment that starts from S and z; return those after it."""
+    columns_k, columns_v = segment.columns_k, segment.columns_v
+    causal = segment.rows[:, None] >= segment.rows[None, :]
     # The normaliser as the first column of a narrow state, whose values are ones: its sums are
     # products like the others, where reductions over a tile would pass through shared memory.
-    if NORMALIZE:
-        PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
-        one = first_column(CHUNK, tl.float32 if PAIRS else key.dtype.element_ty)
-        Z = z[:, None] * first_column(BLOCK_K, tl.float32)
-    # Tokens of the segment; the last chunk may be shorter than CHUNK.
-    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
-    for start in range(0, last, CHUNK):
-        offset = tl.cast(start, tl.int64)
-        live = start + rows < last
-        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
+    if spec.NORMALIZE:
+        one = first_column(spec.CHUNK, tl.float32 if spec.PAIRS else segment.key.dtype.element_ty)
+        Z = z[:, None] * first_column(spec.BLOCK_K, tl.float32)
+    for start in range(0, segment.tokens, spec.CHUNK):
+        offset, live, keep = tokens_of(segment, start)
+        u = load_rows(segment.value + offset * spec.VALUES, live, columns_v, spec.VALUES, spec.D_V)
         # Keys as the state after the chunk sees them, K * exp(L_C - L), where decays differ by
         # channel; one decay a token is as well one of its value, which is fewer columns.
         k = chunk_keys(
-            key_to_end, key, offset, keep, columns_k, parameter_0, KEYS, WIDTH,
-            D_K, CHUNK, DECAYS, MAP, PRECISION,
-        )  # fmt: skip
+            *(segment.key_to_end, segment.key, offset, keep, columns_k, segment.parameter),
+            *(spec.KEYS, spec.DECAYS, spec.phi),
+        )
         k_rest = k
-        if DECAYS > 1:
-            place = chunk_decays + start // CHUNK * D_K + columns_k
-            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
+        if spec.DECAYS > 1:
+            place = segment.chunk_decays + start // spec.CHUNK * spec.D_K + columns_k
+            whole = tl.load(place, mask=columns_k < spec.D_K, other=0.0)
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
-        if DECAYS <= 1 and (MAP == "taylor2" or MAP == "quadratic"):
-            parts = components(WIDTH)
-            raw_k = load_rows(key + offset * KEYS, keep, parts, KEYS, WIDTH)
+        if spec.DECAYS <= 1 and spec.PAIRS:
+            wide = components(spec.WIDTH)
+            raw_k = load_rows(segment.key + offset * spec.KEYS, keep, wide, spec.KEYS, spec.WIDTH)
         to_end = None
-        if DECAYS == 1:
-            place = decay + offset * HEADS
-            from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, HEADS)
+        if spec.DECAYS == 1:
+            place = segment.decay + offset * spec.HEADS
+            from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, spec.HEADS)
         # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
         # off the values before they are written.
-        if inverses is not None:
-            if DECAYS > 1:
-                k = load_chunk(key_from_start + offset * D_K, columns_k, CHUNK, D_K)
-            stored = times_state(k, S, PRECISION)
-            if DECAYS == 1:
+        if segment.inverses is not None:
+            if spec.DECAYS > 1:
+                place = segment.key_from_start + offset * spec.D_K
+                k = load_chunk(place, columns_k, spec.CHUNK, spec.D_K)
+            stored = times_state(k, S, spec.PRECISION)
+            if spec.DECAYS == 1:
                 stored *= from_start[:, None]
-            T = load_square(inverses + offset * CHUNK, CHUNK)
-            u = written(T, u, stored, k_rest.dtype, PRECISION)
-        for g in range(GROUP):
-            # Query heads that share this state, one after the other.
-            query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            queries = query + offset * QUERIES + query_head * WIDTH
-            if DECAYS <= 1:
-                q = features(
-                    queries, live, columns_k, parameter_0, QUERIES, WIDTH, D_K, MAP, PRECISION
-                )
+            T = load_square(segment.inverses + offset * spec.CHUNK, spec.CHUNK)
+            u = written(T, u, stored, k_rest.dtype, spec.PRECISION)
+        # Query heads that share this state, one after the other.
+        for g in range(spec.GROUP):
+            queries = queries_of(segment, offset, g, spec)
+            if spec.DECAYS <= 1:
+                q = features(queries, live, columns_k, segment.parameter, spec.QUERIES, spec.phi)
             # (Q K^T) * D, the part within the chunk.
-            if DECAYS > 1:
-                token = chunks * g * CHUNK + offset
-                q = load_chunk(query_from_start + token * D_K, columns_k, CHUNK, D_K)
-                scores = load_square(channel_scores + token * CHUNK, CHUNK)
-            elif MAP == "taylor2" or MAP == "quadratic":
-                raw_q = load_rows(queries, live, parts, QUERIES, WIDTH)
-                t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
-                scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
+            if spec.DECAYS > 1:
+                token = segment.chunks * g * spec.CHUNK + offset
+                decayed = segment.query_from_start + token * spec.D_K
+                q = load_chunk(decayed, columns_k, spec.CHUNK, spec.D_K)
+                scores = load_square(segment.channel_scores + token * spec.CHUNK, spec.CHUNK)
+            elif spec.PAIRS:
+                raw_q = load_rows(queries, live, wide, spec.QUERIES, spec.WIDTH)
+                t = tl.dot(raw_q, tl.trans(raw_k), input_precision=spec.PRECISION)
+                scores = tl.where(keep[None, :], kappa(t, segment.parameter, spec.phi), 0.0)
             else:
-                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if DECAYS == 1:
+                scores = tl.dot(q, tl.trans(k), input_precision=spec.PRECISION)
+            if spec.DECAYS == 1:
                 scores *= pairs(sums, rests, resets)
-            elif DECAYS == 0:
+            elif spec.DECAYS == 0:
                 scores = tl.where(causal, scores, 0.0)
             # The denominator, as the output: z in the place of S, ones for the values. It comes
             # first, since all products have their warps where the last in the source has them.
-            if NORMALIZE:
-                denominator = times_state(q, Z, PRECISION)
-                if DECAYS == 1:
+            if spec.NORMALIZE:
+                denominator = times_state(q, Z, spec.PRECISION)
+                if spec.DECAYS == 1:
                     denominator *= from_start[:, None]
-                denominator += times_rows(scores, one, PRECISION)
+                denominator += times_rows(scores, one, spec.PRECISION)
             # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
-            o = times_state(q, S, PRECISION)
-            if DECAYS == 1:
+            o = times_state(q, S, spec.PRECISION)
+            if spec.DECAYS == 1:
                 o *= from_start[:, None]
-            o += times_rows(scores, u, PRECISION)
-            if NORMALIZE:
-                o = o * SCALE / (tl.sum(denominator, 1) * SCALE + EPS)[:, None]
+            o += times_rows(scores, u, spec.PRECISION)
+            if spec.NORMALIZE:
+                o = o * spec.SCALE / (tl.sum(denominator, 1) * spec.SCALE + spec.EPS)[:, None]
             else:
-                o *= SCALE
-            written_at = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
-            store_rows(written_at, o, live, columns_v, OUT * D_V, D_V)
+                o *= spec.SCALE
+            store_output(segment, offset, g, o, live, spec)
         # z' = exp(L_C) * z + (K * exp(L_C - L))^T 1, and S' alike with U in the place of ones.
-        if DECAYS > 1:
+        if spec.DECAYS > 1:
             whole = whole[:, None]
-        if NORMALIZE:
+        if spec.NORMALIZE:
             one_rest = faded(one, to_end, k_rest.dtype)
-            if DECAYS:
+            if spec.DECAYS:
                 Z *= whole
-            Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=PRECISION)
+            Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=spec.PRECISION)
         u_rest = faded(u, to_end, k_rest.dtype)
-        if DECAYS:
+        if spec.DECAYS:
             S *= whole
-        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=PRECISION)
+        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=spec.PRECISION)
 
-    if NORMALIZE:
+    if spec.NORMALIZE:
         z = tl.sum(Z, 1)
-    if segment == segments - 1:
-        present_state += head * (D_K * D_V)
-        if present_normalizer is not None:
-            present_normalizer += head * D_K
-        store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)
+    return S, z

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import chunk_keys
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, chunk_keys
 from linexport.plugins.kernels.sources.tiles import (
     faded,
     first_column,
@@ -56,6 +56,8 @@ def segment_state(
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     TILES: tl.constexpr = tl.cdiv(D_K, BLOCK_K) * V_TILES
+    KEYS: tl.constexpr = KEY_HEADS * WIDTH
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
     # A tile of the state, d_k by d_v, of one head; and which segment.
     tile = tl.program_id(0) % TILES
     head = tl.program_id(0) // TILES
@@ -66,7 +68,7 @@ def segment_state(
 
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
-    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    key += row * KEYS + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     if decay is not None:
         decay += (row * HEADS + h) * DECAYS
@@ -90,10 +92,7 @@ def segment_state(
         offset = tl.cast(start, tl.int64)
         live = start + tl.arange(0, CHUNK) < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        k = chunk_keys(
-            key_to_end, key, offset, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH,
-            D_K, CHUNK, DECAYS, MAP, PRECISION,
-        )  # fmt: skip
+        k = chunk_keys(key_to_end, key, offset, keep, columns_k, parameter_0, KEYS, DECAYS, phi)
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         v, ones = v.to(k.dtype), one.to(k.dtype)
         # What the state held decays over the chunk, and what is added by what is left of it.

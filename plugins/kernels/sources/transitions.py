@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.delta import written
-from linexport.plugins.kernels.sources.feature_functions import chunk_keys
+from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, chunk_keys
 from linexport.plugins.kernels.sources.tiles import (
     faded,
     head_decays,
@@ -70,6 +70,8 @@ def segment_transition(
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     TILES: tl.constexpr = V_TILES + tl.cdiv(D_K, BLOCK_V)
+    KEYS: tl.constexpr = KEY_HEADS * WIDTH
+    phi: tl.constexpr = HeadFeatures(MAP, WIDTH, D_K, PRECISION)
     tile = tl.program_id(0) % TILES
     head = tl.program_id(0) // TILES
     segment = tl.program_id(1)
@@ -82,7 +84,7 @@ def segment_transition(
     chunks = tl.where(segment > 0, chunks_per_segment, 0)
     first_chunk = segment * chunks_per_segment - chunks
     row = (head // HEADS).to(tl.int64) * length + first_chunk * CHUNK
-    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    key += row * KEYS + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     if decay is not None:
         decay += (row * HEADS + h) * DECAYS
@@ -106,10 +108,7 @@ def segment_transition(
     for start in range(0, chunks * CHUNK, CHUNK):
         offset = tl.cast(start, tl.int64)
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        k = chunk_keys(
-            key_from_start, key, offset, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH,
-            D_K, CHUNK, DECAYS, MAP, PRECISION,
-        )  # fmt: skip
+        k = chunk_keys(key_from_start, key, offset, keep, columns_k, parameter_0, KEYS, DECAYS, phi)
         place = value + offset * (HEADS * D_V)
         v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V)
         T = load_square(inverses + offset * CHUNK, CHUNK)

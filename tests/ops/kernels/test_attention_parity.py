@@ -125,7 +125,7 @@ def test_heads_in_parts(rule: str, channel: bool, precision: str, part: int) -> 
     )  # fmt: skip
     case = kernels.Case(node, precision=precision)
     functions = {k.function: dict(k.constants) for k in case.plan().kernels()}
-    assert functions["parts.segment_output"]["BLOCK_K"] == part
+    assert functions["linear.segment_output"]["BLOCK_K"] == part
     rng = np.random.default_rng(9)
     case.check(rng, 2, 21, in_place=True)
     if rule == "gated":
