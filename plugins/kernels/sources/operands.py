@@ -6,6 +6,8 @@ computed once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,83 +15,60 @@ from linexport.plugins.kernels.sources.expressions import store_states
 from linexport.plugins.kernels.sources.expressions import value as value_of
 
 
+class Operand(NamedTuple):
+    """An expression, AT its place in a program: WIDTH columns of each head, CHUNK times a block."""
+
+    PROGRAM: tuple[int | float, ...]
+    AT: int
+    WIDTH: int
+    HEADS: int
+    CHUNK: int
+
+
 @triton.jit
-def store_rows(
-    rows,
-    PROGRAM: tl.constexpr,
-    AT: tl.constexpr,
-    tensors,
-    batch,
-    start,
-    length,
-    head,
-    columns,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    REACH: tl.constexpr,
-):
+def store_rows(rows, tensors, batch, start, length, head, columns, of, REACH: tl.constexpr):
     """Write an expression, if there is one, to a head of ``rows`` (B, T, HEADS * WIDTH).
 
     In the first REACH times convolutions see their past; with 0 there are none.
     """
-    if AT >= 0:
-        rows += head * WIDTH + columns
+    if of.AT >= 0:
+        rows += head * of.WIDTH + columns
         if REACH > 0:
             if start < REACH:
-                store_each(
-                    *(rows, PROGRAM, AT, tensors, batch, start, length, head, columns),
-                    *(WIDTH, HEADS, CHUNK, REACH),
-                )
+                store_each(rows, tensors, batch, start, length, head, columns, of, REACH)
             else:
-                store_each(
-                    *(rows, PROGRAM, AT, tensors, batch, start, length, head, columns),
-                    *(WIDTH, HEADS, CHUNK, 0),
-                )
+                store_each(rows, tensors, batch, start, length, head, columns, of, 0)
         else:
-            times = start + tl.arange(0, CHUNK)[:, None]
+            times = start + tl.arange(0, of.CHUNK)[:, None]
             live = times < length
             x = value_of(
-                *(PROGRAM, AT, tensors, batch, times, live, length, head, columns, WIDTH, False),
+                *(of.PROGRAM, of.AT, tensors, batch, times, live, length, head, columns),
+                *(of.WIDTH, False),
             )
-            x = (tl.zeros((CHUNK, columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty)
-            place = rows + (batch * length + times) * (HEADS * WIDTH)
-            tl.store(place, x, mask=live & (columns < WIDTH))
+            x = (tl.zeros((of.CHUNK, columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty)
+            place = rows + (batch * length + times) * (of.HEADS * of.WIDTH)
+            tl.store(place, x, mask=live & (columns < of.WIDTH))
 
 
 @triton.jit
-def store_each(
-    rows,
-    PROGRAM: tl.constexpr,
-    AT: tl.constexpr,
-    tensors,
-    batch,
-    start,
-    length,
-    head,
-    columns,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    REACH: tl.constexpr,
-):
+def store_each(rows, tensors, batch, start, length, head, columns, of, REACH: tl.constexpr):
     """Write them time by time: taps, and inputs that several times see, are loaded once.
 
     All is computed before anything is stored: the compiler takes two loads of one place for one
     where nothing is stored between them.
     """
     found, first = (), start + tl.arange(0, 1)[:, None]
-    for t in tl.static_range(CHUNK):
+    for t in tl.static_range(of.CHUNK):
         times = first + t
         x = value_of(
-            *(PROGRAM, AT, tensors, batch, times, times < length, length, head, columns, WIDTH),
-            t < REACH,
+            *(of.PROGRAM, of.AT, tensors, batch, times, times < length, length, head, columns),
+            *(of.WIDTH, t < REACH),
         )
         found += ((tl.zeros((1, columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty),)
-    for t in tl.static_range(CHUNK):
+    for t in tl.static_range(of.CHUNK):
         times = first + t
-        place = rows + (batch * length + times) * (HEADS * WIDTH)
-        tl.store(place, found[t], mask=(times < length) & (columns < WIDTH))
+        place = rows + (batch * length + times) * (of.HEADS * of.WIDTH)
+        tl.store(place, found[t], mask=(times < length) & (columns < of.WIDTH))
 
 
 @triton.jit
@@ -155,8 +134,8 @@ def write(
     first = chunk == 0
     if slot < QUERY_HEADS:
         store_rows(
-            *(query, PROGRAM, PLACES[0], tensors, batch, start, length, slot, row_k),
-            *(D_K, QUERY_HEADS, CHUNK, REACH),
+            *(query, tensors, batch, start, length, slot, row_k),
+            *(Operand(PROGRAM, PLACES[0], D_K, QUERY_HEADS, CHUNK), REACH),
         )
         if first:
             store_states(
@@ -166,8 +145,8 @@ def write(
     elif slot < QUERY_HEADS + KEY_HEADS:
         head = slot - QUERY_HEADS
         store_rows(
-            *(key, PROGRAM, PLACES[1], tensors, batch, start, length, head, row_k),
-            *(D_K, KEY_HEADS, CHUNK, REACH),
+            *(key, tensors, batch, start, length, head, row_k),
+            *(Operand(PROGRAM, PLACES[1], D_K, KEY_HEADS, CHUNK), REACH),
         )
         if first:
             store_states(
@@ -177,8 +156,8 @@ def write(
     else:
         head = slot - QUERY_HEADS - KEY_HEADS
         store_rows(
-            *(value, PROGRAM, PLACES[2], tensors, batch, start, length, head, row_v),
-            *(D_V, HEADS, CHUNK, REACH),
+            *(value, tensors, batch, start, length, head, row_v),
+            *(Operand(PROGRAM, PLACES[2], D_V, HEADS, CHUNK), REACH),
         )
         if first:
             store_states(
@@ -187,11 +166,11 @@ def write(
             )
         one = tl.arange(0, 1)[None, :]
         store_rows(
-            *(decay, PROGRAM, PLACES[3], tensors, batch, start, length, head),
-            *(row_k if DECAYS > 1 else one, DECAYS, HEADS, CHUNK, 0),
+            *(decay, tensors, batch, start, length, head, row_k if DECAYS > 1 else one),
+            *(Operand(PROGRAM, PLACES[3], DECAYS, HEADS, CHUNK), 0),
         )
         if head < BETA_HEADS:
             store_rows(
-                *(beta, PROGRAM, PLACES[4], tensors, batch, start, length, head, one),
-                *(1, BETA_HEADS, CHUNK, 0),
+                *(beta, tensors, batch, start, length, head, one),
+                *(Operand(PROGRAM, PLACES[4], 1, BETA_HEADS, CHUNK), 0),
             )
