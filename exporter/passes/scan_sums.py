@@ -209,9 +209,9 @@ def _exponent(terms: Terms) -> np.ndarray | None:
 
     The next number below 1 in float32 is 6e-8 away: 1 - 1e-4 would fade in 9,996 tokens.
     """
-    if len(terms) != 2 or {c for c, x in terms if x is None} != {1.0}:
+    if len(terms) != 2 or [c for c, x in terms if x is None] != [1.0]:
         return None
-    ((sign, z),) = ((c, x) for c, x in terms if x is not None)
+    sign, z = next((c, x) for c, x in terms if x is not None)
     if not isinstance(z, gs.Constant) or z.values.dtype.kind != "f":
         return None
     kept = sign * np.asarray(z.values, np.float64)

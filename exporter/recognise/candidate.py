@@ -20,7 +20,7 @@ from linexport.recognise.prove import ProofFailedError, RewriteCandidate
 from linexport.recognise.region import Root, reads
 from linexport.recognise.roles import Roles
 from linexport.recognise.signs import is_fraction
-from linexport.recognise.terms import IDENTITY, Leaf
+from linexport.recognise.terms import IDENTITY, Function, Leaf
 
 
 def rewrite_candidate(
@@ -85,7 +85,7 @@ def _bounded(roles: Roles, may_be_negative: bool) -> dict[str, Draw]:
     found: dict[str, Draw] = {
         f.tensor.name: signed if may_be_negative else fraction
         for f in decays
-        if f.function[0] == "Log" or is_fraction(f.tensor)
+        if _is_logarithm(f.function) or is_fraction(f.tensor)
     }
     if roles.delta:
         found |= {f.tensor.name: unit for f in roles.key}
@@ -95,6 +95,16 @@ def _bounded(roles: Roles, may_be_negative: bool) -> dict[str, Draw]:
     if roles.beta is not None:
         found[roles.beta.tensor.name] = fraction
     return found
+
+
+def _is_logarithm(function: Function) -> bool:
+    """Return whether a function is the logarithm of its argument, or of a positive multiple."""
+    if function[0] != "Log":
+        return False
+    scaled = function[2]
+    if scaled[0] != "Mul" or scaled[2] != IDENTITY or scaled[3][0] != "const":
+        return bool(scaled == IDENTITY)
+    return bool(scaled[3][1] > 0)
 
 
 def _of_length_one(leaf: Leaf, roles: Roles) -> Draw:
