@@ -15,7 +15,7 @@ from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import Arguments, Reference, feeds
 from linexport.trace import Traced, plain_export
-from linexport.trace.messages import error_summary
+from linexport.trace.messages import error_summary, innermost
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def run_plain_export(
             session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
             got = session.run(None, feeds(inputs, [given.name for given in session.get_inputs()]))
         except Exception as error:
-            return PlainExport(failure=error_summary(error))
+            return PlainExport(failure=error_summary(innermost(error)))
     expected = Reference(loaded, torch.float32)(inputs)
     errors = [
         compare_arrays(counted(e), counted(g), tested.tolerance).max_relative_error

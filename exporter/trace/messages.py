@@ -16,6 +16,8 @@ FOR_DEBUGGING = (
     "The error above occurred",
     "The following call raised",
     "(Refer to the full stack trace",
+    "Set TORCHDYNAMO_VERBOSE",
+    "Use tlparse",
 )
 """Beginnings of lines about torch's own debugging; nothing about the model comes after them."""
 
