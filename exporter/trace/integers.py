@@ -18,9 +18,8 @@ def promote(program: torch.export.ExportedProgram) -> None:
     """Promote integers that are subtracted from numbers, and integer bounds, in place."""
     graph = program.graph
     for node in graph.nodes:
-        if node.target is torch.ops.aten.clamp.default and node.meta["val"].is_floating_point():
-            node.args = tuple(float(x) if type(x) is int else x for x in node.args)
-            node.kwargs = {k: float(x) if type(x) is int else x for k, x in node.kwargs.items()}
+        if node.target is torch.ops.aten.clamp.default:
+            _promote_bounds(node)
         result = node.meta.get("val")
         given = node.args[0].meta.get("val") if node.target in SUBTRACTED else None
         if given is None or result is None or given.dtype == result.dtype:
@@ -33,3 +32,11 @@ def promote(program: torch.export.ExportedProgram) -> None:
         floats.meta = {**node.args[0].meta, "val": given.to(dtype)}
         node.args = (floats, *node.args[1:])
     program.graph_module.recompile()
+
+
+def _promote_bounds(node: torch.fx.Node) -> None:
+    """Let bounds of two types both be floats."""
+    bounds = [*node.args[1:], *node.kwargs.values()]
+    if {type(x) for x in bounds} == {int, float}:
+        node.args = (node.args[0], *(float(x) if type(x) is int else x for x in node.args[1:]))
+        node.kwargs = {k: float(x) if type(x) is int else x for k, x in node.kwargs.items()}
