@@ -211,9 +211,17 @@ LM, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
     [
         (LM, {"target_modules": ["q_proj", "in_proj_qkv"], "task_type": "CAUSAL_LM"}),
         (LM, {"target_modules": "all-linear", "use_rslora": True, "fan_in_fan_out": True}),
-        (LM, {"target_modules": ["down_proj", "q_proj"], "rank_pattern": {"q_proj": 2}}),
         (LM, {"target_modules": ["embed_tokens", "o_proj"], "modules_to_save": ["lm_head"]}),
-        (CLASSES, {"target_modules": ["o_proj"], "task_type": "SEQ_CLS"}),
+        pytest.param(
+            LM,
+            {"target_modules": ["down_proj", "q_proj"], "rank_pattern": {"q_proj": 2}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            CLASSES,
+            {"target_modules": ["o_proj"], "task_type": "SEQ_CLS"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_outputs_are_those_of_the_model_that_peft_merges(

@@ -209,7 +209,11 @@ def test_one_output_of_a_sequence_in_plain_onnxruntime(
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("kind", "auto", "pooling"),
-    [("qwen3_next", TOKENS, None), ("qwen3_next", SEQUENCES, None), ("mamba2", BASE, "mean")],
+    [
+        ("qwen3_next", TOKENS, None),
+        pytest.param("qwen3_next", SEQUENCES, None, marks=pytest.mark.slow),
+        ("mamba2", BASE, "mean"),
+    ],
 )
 def test_weights_in_fewer_bits_are_chosen_and_compared_on_text(
     head_folder: Folder, tmp_path: Path, kind: str, auto: str, pooling: str | None

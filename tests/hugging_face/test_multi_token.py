@@ -369,7 +369,8 @@ def test_the_manifest_says_on_what_the_head_was_compared(
     assert validate(place, threads=1).mtp.placement is None
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
 def test_large_weights_are_those_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
@@ -466,7 +467,7 @@ def test_other_layouts_are_left_out_with_the_reason(
     assert re.search(reason, warning), warning
 
 
-@pytest.mark.services
+@pytest.mark.slow
 def test_a_model_with_a_vision_tower_has_its_head_too(tmp_path: Path) -> None:
     """As Qwen3.5 is published: the head beside both, for texts."""
     source = tmp_path / "model"

@@ -46,7 +46,7 @@ def settled(notes: Any) -> list[str]:
     return [note for note in notes if "rounding decides" in note]
 
 
-@pytest.mark.services
+@pytest.mark.slow
 def test_many_near_ties_in_a_sequence_are_settled(source: Path, tmp_path: Path) -> None:
     """At 1,000 tokens with and without padding, in pieces, in the greedy text and the library."""
     manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)

@@ -73,6 +73,7 @@ def test_equals_the_original_as_a_whole_and_in_pieces(run: Run, tmp_path: Path) 
             assert error(call, dict(outputs)) < LIMIT, i
 
 
+@pytest.mark.slow
 def test_a_hybrid_with_softmax_attention_and_a_mask_equals_its_original(
     run: Run, tmp_path: Path
 ) -> None:
