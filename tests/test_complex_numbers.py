@@ -24,6 +24,7 @@ from linexport import passes
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.factory import load_module
 from linexport.parity.reference import Reference
+from linexport.plugins.ops.registry import attach_functions
 from linexport.trace import Traced, trace
 from tests.support.independent import check_independently
 
@@ -220,7 +221,7 @@ class DiagonalStateSpace(nn.Module):
         return torch.fft.irfft(spectrum, n=2 * length)[..., :length].mT
 
 
-def test_complex_kernels_leave_transforms_to_torch() -> None:
+def test_complex_kernels_leave_transforms_to_torch_and_are_fused() -> None:
     module = DiagonalStateSpace()
     found = traced(module)
     left = [
@@ -232,7 +233,9 @@ def test_complex_kernels_leave_transforms_to_torch() -> None:
     assert left == [aten._fft_r2c.default, aten._fft_r2c.default, aten.mul.Tensor]
     counts = {op: sum(n.op_type == op for n in found.graph.graph.node) for op in ("Cos", "Sin")}
     assert counts == {"Cos": 2, "Sin": 2}
-    rewritten = passes.rewrite(found.model).model
+    rewritten = passes.run(found.model, passes.STATELESS)
+    assert [n.op_type for n in rewritten.graph.node if n.domain] == ["LinearAttention"]
+    attach_functions(rewritten)
     x = torch.randn(3, 21, WIDTH)
     expected = module.double()(x.double()).detach().numpy()
     (got,) = run(rewritten, x)
