@@ -39,8 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
 EACH = [
     KINDS[0],
-    pytest.param(KINDS[1], marks=pytest.mark.services),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:]),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:]),
 ]
 CERTAIN = "certain"
 EXPERT = "layers.0.mlp.experts.3.up_proj.weight"

@@ -51,7 +51,13 @@ class Gated(nn.Module):
         return torch.stack(out, 1)
 
 
-@pytest.mark.parametrize("name", FADES)
+IN_EVERY_RUN = {"choice of what fades", "a head that is reset", "three factors", "relu"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in FADES],
+)
 def test_it_is_fused_and_streams(name: str) -> None:
     module = Gated(FADES[name])
     found = rewritten(module)

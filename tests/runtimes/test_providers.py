@@ -135,6 +135,7 @@ def test_operators_that_it_does_not_know_are_an_error_not_a_fall_back(
     assert "Traceback" not in result.err
 
 
+@pytest.mark.slow
 def test_measurements_say_what_they_are_of(
     run: Run, tmp_path: Path, manifest_of: Callable[[Path], Manifest]
 ) -> None:

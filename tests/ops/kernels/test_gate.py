@@ -63,9 +63,8 @@ def test_gate(tool: ModuleType, case: str, dtype: str, width: int, sm: int) -> N
     assert [tool.line(row) for row in found if row["failures"]] == []
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sm"), [("float32", 89), pytest.param("bfloat16", 90, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "sm"), [("float32", 89), ("bfloat16", 90)])
 def test_gate_of_a_layer(tool: ModuleType, dtype: str, sm: int) -> None:
     found = {row["kernel"]: row for row in tool.rows({}, 128, dtype, sm)}
     assert {"operands.write", "recurrent.step"} < set(found)
