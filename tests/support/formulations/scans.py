@@ -187,7 +187,7 @@ class PairsOfReals(nn.Module):
         return torch.einsum("tn,tsn,sn,bsd,dn->btd", rows, decay * mask, rows, v, c) + q * k
 
 
-formulation(COLLECTED, reason="of more products than are followed")(PairsOfReals)
+formulation(COLLECTED, reason="is not one of query, key and value")(PairsOfReals)
 
 
 @formulation(COLLECTED, nodes=2)
