@@ -187,5 +187,6 @@ class StableSoftmax(Cell):
         return weights / weights.sum(-1, keepdim=True) @ v
 
 
-for _cell in (MaximumOfAllTokens, MaximumOfOtherExponents, HalfTheMaximum, StableSoftmax):
+for _cell in (MaximumOfAllTokens, MaximumOfOtherExponents, HalfTheMaximum):
     formulation(COLLECTED, reason="subtracted")(_cell)
+formulation(COLLECTED, reason="softmax attention")(StableSoftmax)
