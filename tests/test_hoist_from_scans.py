@@ -37,7 +37,11 @@ def model(step: str, state: str = "float[batch, 4] h", axis: int = 1) -> onnx.Mo
         {{ last, y = Scan <num_scan_inputs = 1, scan_input_axes = [{axis}], body = step (
             {state}, float[batch, 4] t) => ({state.replace(" h", " next")}, float[batch, 4] out)
             {{ {step} out = Identity (next) }}> (begin, x) }}"""
-    found = parser.parse_model(text)
+    return with_shapes(parser.parse_model(text))
+
+
+def with_shapes(found: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, with the shapes of what the body of its one Scan computes."""
     (body,) = [a.g for a in found.graph.node[0].attribute if a.name == "body"]
     # The body by itself, so that the shapes of what it computes are inferred and written.
     alone = onnx.helper.make_model(body, opset_imports=found.opset_import)

@@ -30,19 +30,22 @@ DYNAMIC = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
 
 
 class Recurrence(nn.Module):
-    """h = sigmoid(a) h + b, beside the last state."""
+    """h = sigmoid(a) h + b of every token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(8, 16)
 
-    def forward(self, x):
+    def states(self, x):
         a, b = self.project(x).chunk(2, -1)
         h, out = torch.zeros_like(b[:, 0]), []
         for t in range(x.shape[1]):
             h = torch.sigmoid(a[:, t]) * h + b[:, t]
             out.append(h)
-        return torch.stack(out, 1) + x
+        return torch.stack(out, 1), h
+
+    def forward(self, x):
+        return self.states(x)[0] + x
 
 
 class Counted(Recurrence):

@@ -9,6 +9,7 @@ import pytest
 from onnx import parser
 
 from linexport import passes
+from tests.test_hoist_from_scans import with_shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,13 +24,7 @@ def model(step: str) -> onnx.ModelProto:
             (float[batch, 4] m, float[batch, 4, 4] C, float[batch, 4] t)
             => (float[batch, 4] m_next, float[batch, 4, 4] C_next, float[batch, 4] out)
             {{ {step} }}> (m_0, C_0, x) }}"""
-    found = parser.parse_model(text)
-    (inner,) = [a.g for a in found.graph.node[0].attribute if a.name == "body"]
-    # The body by itself, so that the shapes of what it computes are inferred and written.
-    alone = onnx.helper.make_model(inner, opset_imports=found.opset_import)
-    alone.graph.initializer.extend(found.graph.initializer)
-    inner.value_info.extend(onnx.shape_inference.infer_shapes(alone).graph.value_info)
-    return found
+    return with_shapes(parser.parse_model(text))
 
 
 def values(of: onnx.ModelProto, length: int) -> list[np.ndarray]:

@@ -41,6 +41,18 @@ def consumers(node: gs.Node) -> list[gs.Node]:
     return [consumer for tensor in node.outputs for consumer in tensor.outputs]
 
 
+def original_of(tensor: gs.Tensor) -> gs.Tensor:
+    """Return what a tensor is a copy of, by any number of Identity nodes."""
+    while (node := producer(tensor, "Identity")) is not None:
+        tensor = node.inputs[0]
+    return tensor
+
+
+def index_of(graph: gs.Graph, node: gs.Node) -> int:
+    """Return the place of a node in its graph, by identity: nodes compare equal by content."""
+    return next(i for i, other in enumerate(graph.nodes) if other is node)
+
+
 def nodes_behind(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
     """Return the nodes that tensors are computed by."""
     found: dict[int, gs.Node] = {}

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.copies import copy_nodes, disconnect, folded
+from linexport.graph.edit import index_of
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.find import attention_in
@@ -195,7 +196,7 @@ def _write(graph: gs.Graph, loop: gs.Node, steps: _Steps) -> None:
     for old, new in zip(outputs, made, strict=True):
         if not old.is_empty():
             steps.nodes.append(gs.Node("Identity", f"{steps.name}/{old.name}", {}, [new], [old]))
-    place = next(i for i, node in enumerate(graph.nodes) if node is loop)
+    place = index_of(graph, loop)
     graph.nodes[place : place + 1] = steps.nodes
 
 

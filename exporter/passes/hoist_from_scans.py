@@ -4,11 +4,11 @@
                    h = a h + x_t         ->    Scan over a_t, x_t: h = a_t h + x_t
 
 Several factors of a state, and sums that have it several times, are joined before, see
-``scan_rates`` and ``scan_sums``. What is left in the body is a
-recurrence that recognition can read; in a loop that is not linear, one product of all tokens takes
-the place of one for each. Outer products stay in the step: there is one of them at a time. Of a
-loop that is linear in its states functions of them leave, such as the exp(d A) - 1 of a zero-order
-hold, which are no products that recognition could take apart.
+``scan_rates`` and ``scan_sums``. What is left in the body is a recurrence that recognition can
+read; in a loop that is not linear, one product of all tokens takes the place of one for each. Outer
+products stay in the step: there is one of them at a time. Of a loop that is linear in its states
+functions of them leave, such as the exp(d A) - 1 of a zero-order hold, which are no products that
+recognition could take apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from linexport.graph.edit import name_type
+from linexport.graph.edit import index_of, name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 from linexport.passes.scan_rates import join_rates
@@ -149,7 +149,7 @@ def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     body, axes = scan.attrs["body"], scanned_axes(scan)
     lifted = LiftedSteps(scan.name or scan.outputs[0].name, plan.scanned, plan.shapes)
     lifted.take(body, plan.nodes)
-    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    place = index_of(graph, scan)
     graph.nodes[place:place] = lifted.nodes
     for tensor in plan.read:
         tensor.shape = plan.shapes[tensor.name]

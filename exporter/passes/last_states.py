@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import is_read, producer
+from linexport.graph.edit import index_of, is_read, original_of
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.step_nodes import has_directions
 from linexport.recognise.scan_body import nonlinear_operator
@@ -33,22 +33,15 @@ def _given(graph: gs.Graph, scan: gs.Node) -> dict[int, int] | None:
     read = [i for i in range(count) if is_read(graph, scan.outputs[i])]
     if not read or nonlinear_operator(scan) is not None:
         return None
-    every = {_original(outputs[i]).name: i for i in range(count, len(outputs))}
-    found = {i: every[name] for i in read if (name := _original(outputs[i]).name) in every}
+    every = {original_of(outputs[i]).name: i for i in range(count, len(outputs))}
+    found = {i: every[name] for i in read if (name := original_of(outputs[i]).name) in every}
     return found or None
-
-
-def _original(tensor: gs.Tensor) -> gs.Tensor:
-    """Return what a value is a copy of."""
-    while (node := producer(tensor, "Identity")) is not None:
-        tensor = node.inputs[0]
-    return tensor
 
 
 def _gather(graph: gs.Graph, scan: gs.Node, found: dict[int, int]) -> None:
     count = len(scan.inputs) - scan.attrs["num_scan_inputs"]
     sides = scan.attrs.get("scan_output_axes") or [0] * (len(scan.outputs) - count)
-    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    place = index_of(graph, scan)
     for state, output in found.items():
         last, every = scan.outputs[state], scan.outputs[output]
         scan.outputs[state] = gs.Variable(f"{last.name}/unread", last.dtype, last.shape)

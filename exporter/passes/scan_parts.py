@@ -10,16 +10,21 @@ of the first state (gated slots).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
 from linexport.graph.copies import copy_nodes
-from linexport.graph.edit import nodes_behind, producer
-from linexport.passes.step_nodes import drop_unread, has_directions, scanned_axes
+from linexport.graph.edit import index_of, nodes_behind, producer
+from linexport.passes.step_nodes import (
+    drop_unread,
+    give_every_step,
+    has_directions,
+    numbers_in,
+    scanned_axes,
+)
 from linexport.recognise.scan_body import first_nonlinear, nonlinear_operator, nonlinear_read
 
 MAX_STATES = 8
@@ -91,8 +96,8 @@ class _Body:
 
     def _grows(self, node: gs.Node) -> bool:
         """Return whether a node's result is larger than each value of a state that it reads."""
-        made = _size(node.outputs)
-        return all(_size([t]) < made for t in node.inputs if self.states_of(t))
+        made = numbers_in(node.outputs)
+        return all(numbers_in([t]) < made for t in node.inputs if self.states_of(t))
 
 
 def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
@@ -110,8 +115,10 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     found = [parts for parts in found if _gains(known, parts, read=by_step is None)]
     given = [*known.body.inputs[known.count :], *known.body.outputs[known.count :]]
     # All that is linear stays together: a numerator and its denominator are one attention.
-    best = min(found, key=lambda parts: (len(parts.first), _size(parts.crossing)), default=None)
-    return None if best is None or _size(best.crossing) > _size(given) else best
+    best = min(
+        found, key=lambda parts: (len(parts.first), numbers_in(parts.crossing)), default=None
+    )
+    return None if best is None or numbers_in(best.crossing) > numbers_in(given) else best
 
 
 def _gains(known: _Body, parts: Parts, read: bool) -> bool:
@@ -128,12 +135,6 @@ def _has_shapes(body: gs.Graph) -> bool:
     return all(t.shape is not None for n in body.nodes for t in n.outputs)
 
 
-def _size(tensors: Iterable[gs.Tensor]) -> int:
-    """Return how many numbers values have, for each of the batch."""
-    shapes = [t.shape or () for t in tensors]
-    return sum(math.prod(n for n in shape if isinstance(n, int)) for shape in shapes)
-
-
 def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     """Put two Scans in the place of one; the second scans what the first gives."""
     known, axes = _Body(scan), scanned_axes(scan)
@@ -142,37 +143,23 @@ def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     first = [*sorted(parts.first), *(i for i in range(count, len(body.outputs)) if i not in later)]
     second = [*(i for i in range(count) if i not in parts.first), *later]
     behind = _second(known, parts, second, f"{stem}/second")
-    # A body must not give one value twice.
-    copies = [gs.Variable(f"{t.name}/for_second", t.dtype, list(t.shape)) for t in parts.crossing]
-    body.nodes += [
-        gs.Node("Identity", copy.name, {}, [t], [copy])
-        for t, copy in zip(parts.crossing, copies, strict=True)
-    ]
+    stacked = [give_every_step(scan, t, list(t.shape), "for_second") for t in parts.crossing]
+    first += range(len(scan.outputs) - len(stacked), len(scan.outputs))
     body.inputs = [*(body.inputs[i] for i in first if i < count), *body.inputs[count:]]
-    body.outputs = [*(body.outputs[i] for i in first), *copies]
-    length = scan.inputs[count].shape[axes[0]]
-    stacked = [
-        gs.Variable(f"{stem}/{t.name}/for_second", t.dtype, [length, *t.shape])
-        for t in parts.crossing
-    ]
-    added = [0] * len(stacked)
+    body.outputs = [body.outputs[i] for i in first]
+    sides = scan.attrs.get("scan_output_axes") or [0] * (len(scan.outputs) - count)
     nodes = []
     for name, inside, places in (("first", body, first), ("second", behind, second)):
-        sides = scan.attrs.get("scan_output_axes") or [0] * (len(scan.outputs) - count)
-        attrs = {
-            "body": inside,
-            "scan_output_axes": [sides[i - count] for i in places if i >= count],
-        }
+        given = [sides[i - count] for i in places if i >= count]
+        attrs = {"body": inside, "scan_output_axes": given}
         inputs = [*(scan.inputs[i] for i in places if i < count), *scan.inputs[count:]]
         outputs = [scan.outputs[i] for i in places]
         nodes.append(gs.Node("Scan", f"{stem}/{name}", attrs, inputs, outputs))
-    nodes[0].outputs += stacked
-    nodes[0].attrs["scan_output_axes"] += added
     nodes[1].inputs += stacked
-    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    place = index_of(graph, scan)
     scan.inputs, scan.outputs = [], []
     graph.nodes[place : place + 1] = nodes
-    for node, scanned in zip(nodes, (axes, [*axes, *added]), strict=True):
+    for node, scanned in zip(nodes, (axes, axes + [0] * len(stacked)), strict=True):
         node.attrs["body"].cleanup().toposort()
         drop_unread(node, scanned)
 

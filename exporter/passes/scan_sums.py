@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
+from linexport.graph.copies import disconnect
+from linexport.graph.edit import original_of, producer
 from linexport.graph.operators import SIZES_ONLY
 from linexport.passes.lifted_steps import ELEMENTWISE
 from linexport.passes.step_nodes import broadcast
@@ -45,21 +46,22 @@ def join_sums(scan: gs.Node) -> bool:
     """Write every next state with one decay; returns whether there was one to write."""
     body: gs.Graph = scan.attrs["body"]
     states = body.inputs[: -scan.attrs["num_scan_inputs"]]
-    found = [_joined(body, states, place) for place in range(len(states))]
+    known = Values.of_graph(body)
+    found = [_joined(body, states, place, known) for place in range(len(states))]
     if any(found):
-        body.toposort()
+        body.cleanup().toposort()
     return any(found)
 
 
-def _joined(body: gs.Graph, states: list[gs.Tensor], place: int) -> bool:
-    step = _Step(body, states, place)
-    after = body.outputs[place]
-    while (copied := producer(after, "Identity")) is not None:
-        after = copied.inputs[0]
+def _joined(body: gs.Graph, states: list[gs.Tensor], place: int, known: Values) -> bool:
+    step = _Step(body, states, place, known)
+    after = original_of(body.outputs[place])
     value = step.values.get(after.name)
     if value is None or not value.joined:
+        disconnect(step.nodes)
         return False
     made = step.written(value)
+    body.nodes += step.nodes
     for node in list(after.outputs):
         node.inputs = [made if t is after else t for t in node.inputs]
     body.outputs = [made if t is after else t for t in body.outputs]
@@ -71,24 +73,25 @@ class _Step:
 
     Attributes:
         values: by name.
+        nodes: what was written to say them, which is not in the body yet.
     """
 
-    def __init__(self, body: gs.Graph, states: list[gs.Tensor], place: int) -> None:
-        self.body, self.state = body, states[place]
-        self._known = Values.of_graph(body)
+    def __init__(self, body: gs.Graph, states: list[gs.Tensor], place: int, known: Values) -> None:
+        self.state, self._known = states[place], known
+        self.nodes: list[gs.Node] = []
         self.of_states = {t.name for t in states}
         self.values = {self.state.name: _Affine(((1.0, None),))}
         self._made: dict[tuple[object, ...], gs.Tensor] = {
             (n.op, *map(_key, n.inputs)): n.outputs[0] for n in body.nodes
         }
-        for node in list(body.nodes):
+        for node in body.nodes:
             reads = [t for t in node.inputs if t.name in self.of_states]
             if not reads or node.op in SIZES_ONLY:
                 self._is_whole(node)
                 continue
             self.of_states |= {o.name for o in node.outputs}
-            known = all(t.name in self.values for t in reads)
-            value = self._value(node) if known and self._is_whole(node) else None
+            followed = all(t.name in self.values for t in reads)
+            value = self._value(node) if followed and self._is_whole(node) else None
             if value is not None:
                 self.values[node.outputs[0].name] = value
 
@@ -199,7 +202,7 @@ class _Step:
         key = (op, *(_key(t) for t in inputs))
         if key not in self._made:
             made = gs.Variable(f"{self.state.name}/{op}_{len(self._made)}", self.state.dtype)
-            self.body.nodes.append(gs.Node(op, made.name, {}, list(inputs), [made]))
+            self.nodes.append(gs.Node(op, made.name, {}, list(inputs), [made]))
             self._made[key] = made
         return self._made[key]
 

@@ -12,13 +12,11 @@ anyway: states that are matrices stay in the step.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import nodes_behind
+from linexport.graph.edit import index_of, nodes_behind
 from linexport.passes import scan_parts
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
@@ -30,7 +28,13 @@ from linexport.passes.lifted_steps import (
     ScannedTokens,
     Shape,
 )
-from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
+from linexport.passes.step_nodes import (
+    give_every_step,
+    has_directions,
+    leaves,
+    numbers_in,
+    scanned_axes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +102,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     given = [*body.inputs[states:], *body.outputs[states:]]
     if not chosen or any(t.name not in shapes for t in crossing):
         return None
-    if _size(crossing, shapes) > _size(given, shapes):
+    if numbers_in(crossing, shapes) > numbers_in(given, shapes):
         return None
     return _Plan(chosen, crossing, shapes)
 
@@ -110,31 +114,17 @@ def _begins_function(node: gs.Node) -> bool:
     return node.op in FUNCTIONS or bool(grouped)
 
 
-def _size(tensors: list[gs.Tensor], shapes: Mapping[str, Shape]) -> int:
-    """Return how many numbers values have, for each of the batch."""
-    known = [shapes.get(t.name) or list(t.shape or ()) for t in tensors]
-    return sum(math.prod(n for n in shape if isinstance(n, int)) for shape in known)
-
-
 def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     """Move the nodes after the Scan, whose outputs are what crosses over."""
     body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
     states, stem = len(body.inputs) - count, scan.name or scan.outputs[0].name
     inner = zip(body.inputs[states:], scan.inputs[states:], scanned_axes(scan), strict=True)
     scanned = {t.name: ScannedTokens(outer, axis) for t, outer, axis in inner}
-    axes = scan.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
-    length = scan.inputs[states].shape[scanned_axes(scan)[0]]
     gone = {o.name for n in plan.nodes for o in n.outputs}
     for tensor in plan.crossing:
-        shape = plan.shapes[tensor.name]
-        stacked = gs.Variable(f"{stem}/{tensor.name}/all", tensor.dtype, [length, *shape])
-        # A body must not give one value twice.
-        copy = gs.Variable(f"{tensor.name}/crossing", tensor.dtype, list(shape))
-        body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
-        body.outputs.append(copy)
-        scan.outputs.append(stacked)
-        axes = [*axes, 0]
-        scanned[tensor.name] = ScannedTokens(stacked, 0)
+        whole = give_every_step(scan, tensor, plan.shapes[tensor.name], "all")
+        scanned[tensor.name] = ScannedTokens(whole, 0)
+    axes = scan.attrs["scan_output_axes"]
     lifted = LiftedSteps(f"{stem}/after", scanned, plan.shapes)
     lifted.take(body, plan.nodes)
     nodes, kept = lifted.nodes, list[int]()
@@ -152,7 +142,7 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     body.outputs = [*body.outputs[:states], *(body.outputs[states + i] for i in kept)]
     scan.outputs = [*scan.outputs[:states], *(scan.outputs[states + i] for i in kept)]
     scan.attrs["scan_output_axes"] = [axes[i] for i in kept]
-    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    place = index_of(graph, scan)
     graph.nodes[place + 1 : place + 1] = nodes
 
 

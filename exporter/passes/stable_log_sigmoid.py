@@ -12,7 +12,7 @@ import logging
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
+from linexport.graph.edit import index_of, producer
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _as_exponential(graph: gs.Graph, node: gs.Node, power: gs.Constant) -> None:
         gs.Node("Log", logarithm.name, {}, [node.inputs[0]], [logarithm]),
         gs.Node("Mul", scaled.name, {}, [logarithm, power], [scaled]),
     ]
-    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    place = index_of(graph, node)
     graph.nodes[place:place] = made
     node.op, node.inputs = "Exp", [scaled]
 
@@ -66,7 +66,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node, x: gs.Tensor) -> None:
         gs.Node("Softplus", f"{result.name}/Softplus", {}, [negated], [softplus]),
     ]
     # In the logarithm's place: the order of nodes is then that of any order of passes.
-    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    place = index_of(graph, node)
     graph.nodes[place:place] = made
     node.op, node.inputs = "Neg", [softplus]
 

@@ -36,6 +36,40 @@ def scanned_axes(scan: gs.Node) -> list[int]:
     return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
 
 
+def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -> gs.Variable:
+    """Let a Scan give a value of its body of every step; returns all of them, steps first.
+
+    Args:
+        scan: gets one output more.
+        tensor: the value.
+        shape: of it at one step.
+        name: ends the names of the copy that the body gives, and of the output.
+    """
+    body, axes = scan.attrs["body"], scanned_axes(scan)
+    states, stem = len(body.inputs) - len(axes), scan.name or scan.outputs[0].name
+    length = scan.inputs[states].shape[axes[0]]
+    sides = scan.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
+    # A body must not give one value twice.
+    copy = gs.Variable(f"{tensor.name}/{name}", tensor.dtype, list(shape))
+    body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
+    body.outputs.append(copy)
+    found = gs.Variable(f"{stem}/{tensor.name}/{name}", tensor.dtype, [length, *shape])
+    scan.outputs.append(found)
+    scan.attrs["scan_output_axes"] = [*sides, 0]
+    return found
+
+
+def numbers_in(tensors: Iterable[gs.Tensor], shapes: Mapping[str, Shape] | None = None) -> int:
+    """Return how many numbers values have together, for each sequence of the batch.
+
+    Args:
+        tensors: the values.
+        shapes: of those whose own shape is not noted, by name.
+    """
+    known = [(shapes or {}).get(t.name) or list(t.shape or ()) for t in tensors]
+    return sum(math.prod(n for n in shape if isinstance(n, int)) for shape in known)
+
+
 def drop_unread(scan: gs.Node, axes: list[int]) -> None:
     """Write the axes of the scanned inputs, without inputs that the body reads no more."""
     body = scan.attrs["body"]

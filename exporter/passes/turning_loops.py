@@ -33,7 +33,13 @@ from linexport.passes.lifted_steps import (
 )
 from linexport.passes.pairs import StatePairs, layouts
 from linexport.passes.step_columns import StepColumns
-from linexport.passes.step_nodes import has_directions, leaves, multiplies, scanned_axes
+from linexport.passes.step_nodes import (
+    has_directions,
+    leaves,
+    multiplies,
+    numbers_in,
+    scanned_axes,
+)
 from linexport.recognise.candidate import inputs_of
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
@@ -298,7 +304,7 @@ class _Turning:
             TooLargeError: they are.
         """
         given = [*self.loop.attrs["body"].inputs[self.count :], *self.loop.outputs[self.count :]]
-        known = sum(math.prod(n for n in t.shape or () if isinstance(n, int)) for t in given)
+        known = numbers_in(given)
         if 2 * self.turns.count > known:
             raise TooLargeError(
                 f"Scan {self.loop.name} is linear in its state of {2 * self.turns.count} numbers, "

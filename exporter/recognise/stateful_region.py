@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import is_read, producer
+from linexport.graph.edit import index_of, is_read, producer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.region import reads
 from linexport.recognise.running import symbols_in
@@ -113,7 +113,7 @@ class Regions:
 
     def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
         """Yield values that everything a loop computes passes through."""
-        place = next(i for i, n in enumerate(self.graph.nodes) if n is loop)
+        place = index_of(self.graph, loop)
         waiting = {o.name: o for o in loop.outputs if is_read(self.graph, o)}
         inside = [loop]
         for _ in range(STEPS):
@@ -125,7 +125,7 @@ class Regions:
             node = next((n for n in following if any(t.name in waiting for t in n.inputs)), None)
             if node is None or not self._is_followed(node):
                 return
-            place = next(i for i, n in enumerate(self.graph.nodes) if n is node)
+            place = index_of(self.graph, node)
             inside.append(node)
             waiting |= {o.name: o for o in node.outputs if is_read(self.graph, o)}
             done = {id(n) for n in inside}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import is_read, producer
+from linexport.graph.edit import is_read, original_of
 from linexport.recognise.axes import Axis, Index, Renaming
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.roles import Roles, Transition
@@ -56,7 +56,7 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     if steps is None or start is None or start.scalar != 0:
         return None
     time, given = steps
-    before, after = body.inputs[0], _original(body.outputs[0])
+    before, after = body.inputs[0], original_of(body.outputs[0])
     bound = dict(zip((t.name for t in body.inputs[1:]), given, strict=True))
     bound[before.name] = replace(start, terms=(Term(1.0, (Leaf(before, start.dims),)),))
     inside = Evaluator(body, bound, outer=e, ends={after.name})
@@ -75,13 +75,6 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     place = (node.attrs.get("scan_output_axes") or [0])[0] % (len(read[1]) + 1)
     dims = (*read[1][:place], roles.query_position, *read[1][place:])
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))
-
-
-def _original(tensor: gs.Variable) -> gs.Variable:
-    """Return what a value is a copy of."""
-    while (node := producer(tensor, "Identity")) is not None:
-        tensor = node.inputs[0]
-    return tensor
 
 
 def _parts(form: Form, state: str) -> _Parts | None:
