@@ -1,0 +1,61 @@
+"""A source as it would be converted: what is fused, and what is nearly."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import onnx
+
+from linexport import passes, trace
+from linexport.graph import sequence_axis, states
+from linexport.inspection import subgraph
+from linexport.inspection.ops import linexport_ops
+from linexport.loaders import load_model
+from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
+from linexport.manifest.records import RangeRecord, SourceRecord
+
+REACH = 7
+"""Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
+
+
+def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
+    """Trace a source and look for attention in it; see ``inspect``."""
+    loaded = load_model(path, run=False)
+    traced, decode = trace.trace(loaded), loaded.decode_module
+    plain = passes.run(traced.model, passes.STATELESS[:1])
+    # The states of a decode module are in its graph, whose operations may join tokens with them.
+    rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
+    findings, given = rewritten.findings, [i.name for i in traced.graph.graph.input]
+    own = decode.states if decode else ()
+
+    def part(model: onnx.ModelProto, nodes: tuple[str, ...], reach: int = 1) -> GraphPart | None:
+        return subgraph.around(model, nodes, reach) if drawings else None
+
+    return SourceInspection(
+        source=SourceRecord(**vars(loaded.source)),
+        dims={name: RangeRecord(**asdict(limits)) for name, limits in traced.dims.items()},
+        traced=len(traced.model.graph.node),
+        rewritten=len(rewritten.model.graph.node),
+        matches=tuple(
+            FoundMatch(m, part(plain, m.replaced), part(rewritten.model, m.added))
+            for m in findings.matches
+        ),
+        unmatched=tuple(
+            FoundCandidate(
+                c.where,
+                c.reason,
+                c.nodes,
+                traced.line(c.where, *c.nodes),
+                part(plain, c.nodes, REACH) if c.nodes else None,
+            )
+            for c in findings.unmatched
+        ),
+        rejected=tuple(
+            FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
+        ),
+        mixing=() if decode else tuple(sequence_axis.mixing(rewritten.model)),
+        states=tuple(s.record() for s in (*own, *states.find_states(rewritten.model, given))),
+        ops=linexport_ops(rewritten.model),
+        warnings=tuple(loaded.warnings),
+    )
