@@ -209,7 +209,11 @@ LM, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
 @pytest.mark.parametrize(
     ("auto", "settings"),
     [
-        (LM, {"target_modules": ["q_proj", "in_proj_qkv"], "task_type": "CAUSAL_LM"}),
+        pytest.param(
+            LM,
+            {"target_modules": ["q_proj", "in_proj_qkv"], "task_type": "CAUSAL_LM"},
+            marks=pytest.mark.slow,
+        ),
         (LM, {"target_modules": "all-linear", "use_rslora": True, "fan_in_fan_out": True}),
         (LM, {"target_modules": ["embed_tokens", "o_proj"], "modules_to_save": ["lm_head"]}),
         pytest.param(

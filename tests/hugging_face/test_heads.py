@@ -212,7 +212,7 @@ def test_one_output_of_a_sequence_in_plain_onnxruntime(
     [
         ("qwen3_next", TOKENS, None),
         pytest.param("qwen3_next", SEQUENCES, None, marks=pytest.mark.slow),
-        ("mamba2", BASE, "mean"),
+        pytest.param("mamba2", BASE, "mean", marks=pytest.mark.slow),
     ],
 )
 def test_weights_in_fewer_bits_are_chosen_and_compared_on_text(

@@ -23,14 +23,11 @@ IN_EVERY_RUN = {
     "token_shift",
     "loop_that_writes",
     "gated_loop_read_before_writing",
-    "rwkv5_loop",
     "rwkv6loop",
     "rwkv7",
     "transition_that_changes_signs",
     "fast_weights_of_rolled_features",
     "loop_over_states_of_chunks",
-    "loop_over_decays_of_chunks",
-    "concatenated_chunks_of_transposed_heads",
     "slices_of_one_token",
     "selectivescanreference",
     "ssd_minimal_discrete",
@@ -39,7 +36,6 @@ IN_EVERY_RUN = {
     "xlstmparallel",
     "angles_of_tokens",
     "rotationmatrices",
-    "complexunit",
     "polesofchannels",
 }
 """One of each kind."""

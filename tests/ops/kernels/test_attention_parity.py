@@ -134,9 +134,20 @@ def test_heads_in_parts(rule: str, channel: bool, precision: str, part: int) -> 
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"]
+    ("rule", "dtype"),
+    [
+        ("gated", "bfloat16"),
+        ("gated_delta", "float32"),
+        *(
+            pytest.param(rule, dtype, marks=pytest.mark.slow)
+            for rule, dtype in (("gated", "float32"), ("gated_delta", "bfloat16"))
+        ),
+        *(
+            pytest.param(rule, "float16", marks=pytest.mark.slow)
+            for rule in ("gated", "gated_delta")
+        ),
+    ],
 )
-@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
 def test_channel_decays_of_grouped_queries(rule: str, dtype: str) -> None:
     """Scores of every query head, in parts of d_k, of decays from none to a reset."""
     node = layout(
