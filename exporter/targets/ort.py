@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from linexport.plugins.ops import causal_conv, linear_attention
+from linexport.plugins.ops import causal_conv, generalized_delta_rule, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
 from linexport.plugins.ops.op import Node
 from linexport.targets import convolution, diagonal, kernels, native_kernel
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate, by_rules
+from linexport.targets.lowering import Candidate, Rules, by_rules
 
 WIDEST_KEY = 256
 GROUPS = (1, 2, 4, 8)
@@ -72,8 +72,22 @@ def _attention(node: Node) -> Sequence[Candidate]:
     ]
 
 
+def _transition(node: Node) -> Sequence[Candidate]:
+    reason = "chunks in blocks that stay in cache"
+    return [
+        Candidate("by_blocks", reason, generalized_delta_rule.by_blocks),
+        Candidate("portable", "standard operators", generalized_delta_rule.OP.portable),
+    ]
+
+
+_RULES: Rules = {
+    causal_conv.OP: _conv,
+    generalized_delta_rule.OP: _transition,
+    linear_attention.OP: _attention,
+}
+
 TARGET = Target(
     name="ort",
-    candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
+    candidates=by_rules(_RULES),
     open=OrtSession,
 )

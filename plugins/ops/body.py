@@ -102,6 +102,12 @@ class Body:
         )
 
 
+def ceil_div(b: Body, numerator: str, denominator: str | int) -> str:
+    """Append the least integer not below a quotient of integers, the numerator 0 or more."""
+    by = b.const([denominator]) if isinstance(denominator, int) else denominator
+    return str(b.Div(b.Sub(b.Add(numerator, by), b.const([1])), by))
+
+
 def _uses(nodes: Iterable[onnx.NodeProto], domain: str) -> bool:
     """A node, or one in a subgraph of it, is of the domain."""
     return any(

@@ -104,7 +104,6 @@ class Op:
         sizes: what inspection adds to the attributes of a node.
         describe: one line about a node for people.
         summary: one sentence for people that says what the op does.
-        slow: why every lowering there is of it is slow, a warning to users; "" where one is fast.
     """
 
     schema: defs.OpSchema
@@ -121,7 +120,6 @@ class Op:
     sizes: Callable[[Node], Mapping[str, int]] = lambda node: {}
     describe: Callable[[Node], str] = lambda node: ""
     summary: str = ""
-    slow: str = ""
 
     def __post_init__(self) -> None:
         """Check what is known of an op by itself.

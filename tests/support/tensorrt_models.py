@@ -84,6 +84,25 @@ def node(
     return helper.make_model(parser_form, opset_imports=opsets, ir_version=10)
 
 
+def transition(heads: int = 8, width: int = 64) -> onnx.ModelProto:
+    """A model of one GeneralizedDeltaRule with its state."""
+    register_schemas()
+    size, state = heads * width, ("batch", heads, width, width)
+    names = ["query", "key", "value", "decay", "a", "b"]
+    shapes: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys([*names, "output"], ("batch", "seq", size)),
+        **dict.fromkeys(["past_state_0", "present_state_0"], state),
+    }
+    infos = {n: helper.make_tensor_value_info(n, FLOAT, s) for n, s in shapes.items()}
+    given, made = [*names, "past_state_0"], ["output", "present_state_0"]
+    node = helper.make_node(
+        "GeneralizedDeltaRule", given, made, "rule", domain="linexport", num_heads=heads
+    )
+    graph = helper.make_graph([node], "one", [infos[n] for n in given], [infos[n] for n in made])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 def convolution() -> onnx.ModelProto:
     """A model of one CausalConvWithState of 24 channels and size 4."""
     sizes = {"x": ["batch", 24, "seq"], "w": [24, 1, 4], "y": ["batch", 24, "seq"]}

@@ -129,6 +129,14 @@ def test_without_plugins_the_chunk_form_is_built_and_chunks_have_one_size(
     }
 
 
+def test_a_transition_is_built_by_chunks_and_by_tokens(engines: SimpleNamespace) -> None:
+    """All chunks are computed in one go: TensorRT-RTX 1.7 builds no Scan in a Scan."""
+    made = engines.engine(tensorrt_models.transition(), decode=True)
+    assert made.scratch < 100 * MEGABYTE
+    _, choices = engines.lowered(tensorrt_models.transition())
+    assert [c.lowering for c in choices] == ["portable"]
+
+
 def test_building_twice_gives_the_same_engine_but_for_its_identity(
     engines: SimpleNamespace,
 ) -> None:

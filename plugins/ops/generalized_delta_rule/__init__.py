@@ -15,8 +15,8 @@ a_t = alpha_t k_t, b_t = -beta_t k_t. Expressed by this op only:
                       (Hatamizadeh et al. 2026, arXiv 2605.22791): a_t = alpha_t * e_t * k_t,
                       b_t = -k_t, and w_t * v_t as the value
 
-Packed sequences (B, T, H*d); the state is (B, H, d_k, d_v) in float32. The portable lowering goes
-token by token: right at any length, and slow at long ones; the CPU library takes tiles of tokens.
+Packed sequences (B, T, H*d); the state is (B, H, d_k, d_v) in float32. The portable lowering takes
+chunks of tokens, and few tokens one by one; the CPU library takes tiles of tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from linexport.plugins.ops.generalized_delta_rule.definition import (
     generalized_delta_rule,
     view,
 )
-from linexport.plugins.ops.generalized_delta_rule.portable import portable
+from linexport.plugins.ops.generalized_delta_rule.portable import by_blocks, portable
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
@@ -50,7 +50,7 @@ from linexport.plugins.ops.shapes import (
     Shape,
 )
 
-__all__ = ["INPUTS", "OP", "DeltaRuleSizes", "check", "generalized_delta_rule", "view"]
+__all__ = ["INPUTS", "OP", "DeltaRuleSizes", "by_blocks", "check", "generalized_delta_rule", "view"]
 
 
 def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
@@ -67,7 +67,7 @@ def _infer(node: Node) -> Sequence[Shape]:
 
 def _describe(node: Node) -> str:
     sizes = view(node)
-    return f"{sizes.heads} heads of {sizes.d_k} x {sizes.d_v}, token by token"
+    return f"{sizes.heads} heads of {sizes.d_k} x {sizes.d_v}"
 
 
 def _sizes(node: Node) -> dict[str, int]:
@@ -118,6 +118,5 @@ OP = Op(
     states=_states,
     sizes=_sizes,
     describe=_describe,
-    slow="without the CPU library it is computed token by token, so long sequences are slow",
     summary="A running state that every token decays and corrects along one direction.",
 )

@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.cut import Cutter, operands, transposed, value_columns
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
+from linexport.plugins.ops.triangular import unit_lower_inverse
 
 PER_CHANNEL_CHUNK = 16
 """Tokens a chunk where decay differs per key channel: D is then (C, C, d_k) and must stay small."""
@@ -129,7 +129,8 @@ def _cell(
         stored, _ = value_columns(b, S, sizes)
         target = b.Mul(beta, b.Sub(value, b.MatMul(k_decayed, stored)))
         below = b.Trilu(b.Mul(beta, keys), b.const(-1), upper=0)
-        update = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
+        inverse = unit_lower_inverse(b, below, _index(b, below), spec.chunk_size)
+        update = b.MatMul(inverse, target)
         v = b.Concat(update, ones, axis=-1)
     sums = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
     output, denominator = value_columns(b, sums, sizes)
@@ -152,13 +153,18 @@ def _contract(b: Body, decayed_keys: str, x: str) -> str:
     return str(b.Squeeze(b.MatMul(decayed_keys, b.Unsqueeze(x, b.const([5]))), b.const([5])))
 
 
+def _index(b: Body, chunk: str) -> str:
+    """0, 1, ... of a chunk's tokens, from a tensor (B, H, G, C, ...)."""
+    size = b.Squeeze(b.Shape(chunk, start=3, end=4), b.const([0]))
+    return str(b.Range(b.const(0), size, b.const(1)))
+
+
 def _decay_pairs(b: Body, decay: str, per_channel: bool) -> str:
     """D_ts = exp(sum of decays in (s, t]) for s <= t, else 0.
 
     D is (B, H, 1, C, C), or (B, H, 1, C, C, d_k) per channel.
     """
-    size = b.Shape(decay, start=3, end=4)
-    index = b.Range(b.const(0), b.Squeeze(size, b.const([0])), b.const(1))
+    index = _index(b, decay)
     row, column = b.Unsqueeze(index, b.const([1])), b.Unsqueeze(index, b.const([0]))
     after, upto = b.Greater(row, column), b.GreaterOrEqual(row, column)
     steps = decay  # (..., C, 1): broadcasts over s
@@ -167,25 +173,3 @@ def _decay_pairs(b: Body, decay: str, per_channel: bool) -> str:
         steps = b.Unsqueeze(decay, b.const([4]))
     sums = b.CumSum(b.Where(after, steps, b.const(0.0)), b.const(3))
     return str(b.Exp(b.Where(upto, sums, b.const(-np.inf))))
-
-
-def _unit_lower_inverse(b: Body, below: str, largest: int) -> str:
-    """(I + A)^-1 for strictly lower triangular A, by doubling the size of inverted blocks.
-
-    With X the inverse of the diagonal blocks of size w and A_w the part of A that joins two of
-    them, X - X A_w X inverts the blocks of size 2w. Close to forward substitution in accuracy,
-    unlike a series in powers of A, whose entries grow like binomials.
-    """
-    size = b.Shape(below, start=3, end=4)
-    index = b.Range(b.const(0), b.Squeeze(size, b.const([0])), b.const(1))
-    row, column = b.Unsqueeze(index, b.const([1])), b.Unsqueeze(index, b.const([0]))
-    inverse = b.Cast(b.Equal(row, column), to=TensorProto.FLOAT)
-    width = 1
-    while width < largest:
-        pair, w = b.const(2 * width), b.const(width)
-        same = b.Equal(b.Div(row, pair), b.Div(column, pair))
-        joins = b.And(same, b.Not(b.Equal(b.Div(row, w), b.Div(column, w))))
-        joined = b.Where(joins, below, b.const(0.0))
-        inverse = b.Sub(inverse, b.MatMul(b.MatMul(inverse, joined), inverse))
-        width *= 2
-    return str(inverse)

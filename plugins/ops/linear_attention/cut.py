@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.body import Body, ceil_div
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 
@@ -95,10 +95,10 @@ class Cutter:
         self.length = length = b.Shape(query, start=1, end=2)
         one = b.const([1])
         self.size = b.const([largest])
-        self.count = b.Max(_ceil_div(b, length, self.size), one)
+        self.count = b.Max(ceil_div(b, length, self.size), one)
         if balanced:
             # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
-            self.size = b.Max(_ceil_div(b, length, self.count), one)
+            self.size = b.Max(ceil_div(b, length, self.count), one)
         padding = b.Sub(b.Mul(self.count, self.size), length)
         self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
 
@@ -128,7 +128,3 @@ class Cutter:
         padded = b.Mul(self.count, self.size)
         x = b.Reshape(x, dims(b, self.batch, padded, self.width), allowzero=1)
         return str(b.CastLike(b.Slice(x, b.const([0]), self.length, b.const([1])), self.query))
-
-
-def _ceil_div(b: Body, numerator: str, denominator: str) -> str:
-    return str(b.Div(b.Sub(b.Add(numerator, denominator), b.const([1])), denominator))
