@@ -410,6 +410,7 @@ def test_it_converts_and_streams(tmp_path: Path) -> None:
     )
     assert manifest.status == "ok" and manifest.streaming.passed
     assert manifest.fused == {"GeneralizedDeltaRule": 1}
+    assert [c.lowering for c in manifest.lowerings] == ["by_blocks"]
     assert [s.shape[1:] for s in manifest.states] == [(2, 4, 4)]
     x = np.random.default_rng(0).normal(size=(2, 40, 8)).astype(np.float32)
     artifact = linexport.load(place, threads=1)

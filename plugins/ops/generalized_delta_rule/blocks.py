@@ -10,13 +10,13 @@ from __future__ import annotations
 from linexport.plugins.ops.body import Body, ceil_div
 from linexport.plugins.ops.generalized_delta_rule import chunks
 from linexport.plugins.ops.generalized_delta_rule.definition import DeltaRuleSizes
-from linexport.plugins.ops.generalized_delta_rule.operands import Operands
+from linexport.plugins.ops.generalized_delta_rule.operands import DeltaRuleOperands
 
 TOKENS = 128
 """In a block at most. Measured on the CPU: 64 are as good for wide heads, 512 a tenth slower."""
 
 
-def write(b: Body, x: Operands, sizes: DeltaRuleSizes, at_once: bool) -> list[str]:
+def write(b: Body, x: DeltaRuleOperands, sizes: DeltaRuleSizes, at_once: bool) -> list[str]:
     """Append output (B, T, H * d_v) and present_state in float32.
 
     Args:

@@ -43,14 +43,14 @@ def write(b: Body, state: str, vectors: Sequence[str], sizes: DeltaRuleSizes) ->
         vectors: query, key, value, decay, a and b, (B, L, H * d) each.
         sizes: of the node.
     """
-    q, k, v, g, a, write = vectors
+    q, k, v, g, a, written = vectors
     d_k, d_v, heads = sizes.d_k, sizes.d_v, sizes.heads
     alpha = b.Exp(g)
     rows, columns = (
         _cut(b, b.Concat(*pair, axis=2), heads, 2, d_k)
-        for pair in ((b.Mul(q, alpha), a), (k, write))
+        for pair in ((b.Mul(q, alpha), a), (k, written))
     )
-    products = _own_products(b, q, (k, write), sizes)
+    products = _own_products(b, q, (k, written), sizes)
     decays = _cut(b, alpha, heads, 1, d_k)
     rows, columns, products, decays = _joined(b, d_k, rows, columns, products, decays)
 

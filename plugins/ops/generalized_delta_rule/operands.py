@@ -11,7 +11,7 @@ from linexport.plugins.ops.generalized_delta_rule.definition import DeltaRuleSiz
 from linexport.plugins.ops.op import Node
 
 
-class Operands(NamedTuple):
+class DeltaRuleOperands(NamedTuple):
     """The op's inputs (B, T, H * d) in float32, the scale in the query and the mask in the others.
 
     Attributes:
@@ -31,7 +31,7 @@ class Operands(NamedTuple):
     length: str
 
 
-def operands(b: Body, node: Node, sizes: DeltaRuleSizes) -> Operands:
+def operands(b: Body, node: Node, sizes: DeltaRuleSizes) -> DeltaRuleOperands:
     """Append the operands of a node."""
     given, *_, past_state, key_mask = node.inputs
     q, k, v, g, read, write = (b.Cast(x, to=TensorProto.FLOAT) for x in node.inputs[:6])
@@ -42,4 +42,4 @@ def operands(b: Body, node: Node, sizes: DeltaRuleSizes) -> Operands:
     batch, length = b.Shape(given, start=0, end=1), b.Shape(given, start=1, end=2)
     shape = b.Concat(batch, b.const([sizes.heads, sizes.d_k, sizes.d_v]), axis=0)
     S = b.Cast(past_state or b.Expand(b.const(0.0), shape), to=TensorProto.FLOAT)
-    return Operands(q, k, v, g, read, write, S, batch, length)
+    return DeltaRuleOperands(q, k, v, g, read, write, S, batch, length)

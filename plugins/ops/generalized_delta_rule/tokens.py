@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.generalized_delta_rule.definition import DeltaRuleSizes
-from linexport.plugins.ops.generalized_delta_rule.operands import Operands
+from linexport.plugins.ops.generalized_delta_rule.operands import DeltaRuleOperands
 
 
-def write(b: Body, x: Operands, sizes: DeltaRuleSizes) -> list[str]:
+def write(b: Body, x: DeltaRuleOperands, sizes: DeltaRuleSizes) -> list[str]:
     """Append output (B, T, H * d_v) and present_state in float32, for T > 0.
 
     A Scan of no tokens has no outputs to speak of.
