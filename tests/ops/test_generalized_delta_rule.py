@@ -240,6 +240,7 @@ def model(
     lengths=st.lists(st.integers(0, 70), min_size=1, max_size=3),
     batch=st.integers(1, 3),
     opset=st.sampled_from([18, 22, 26]),
+    lowering=st.sampled_from([OP.portable, by_blocks]),
     seed=st.integers(0, 9),
 )
 def test_body_equals_oracle(
@@ -249,9 +250,11 @@ def test_body_equals_oracle(
     lengths: list[int],
     batch: int,
     opset: int,
+    lowering: Lowering,
     seed: int,
 ) -> None:
-    run = getattr(runtimes, runtime)(model(inputs(seed, 1, 1, past, masked), opset=opset))
+    example = inputs(seed, 1, 1, past, masked)
+    run = getattr(runtimes, runtime)(model(example, opset=opset, lowering=lowering))
     for length in [*lengths, 1, 0]:
         x = inputs(seed, batch, length, past, masked)
         want = oracle(x)
