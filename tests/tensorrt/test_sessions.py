@@ -13,7 +13,7 @@ import pytest
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph.dims import DimRange
 from linexport.manifest.engines import EngineRecord
-from linexport.plugins.tensorrt.flavour import Flavour
+from linexport.plugins.tensorrt.flavour import RTX, Flavour
 from linexport.targets.trt import session
 from linexport.targets.trt.profiles import DECODE, PREFILL, Profile, bound, profiles
 
@@ -62,9 +62,13 @@ def test_an_engine_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_an_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:
     records = [made(tmp_path), made(tmp_path, sm=120)]
-    assert session.choose(records, 120, tmp_path).sm == 120
+    assert session.choose(records, 120, tmp_path, RTX).sm == 120
     with pytest.raises(EnvironmentProblemError, match=r"8\.9, 12\.0; this GPU has 8\.6.*--sm 86"):
-        session.choose(records, 86, tmp_path)
+        session.choose(records, 86, tmp_path, RTX)
+    with pytest.raises(
+        EnvironmentProblemError, match=r"has 9\.0\. TensorRT-RTX has none.*ort-cuda"
+    ):
+        session.choose(records, 90, tmp_path, RTX)
 
 
 SHAPES = {"x": ["batch", "seq", 3], "s": ["batch", 2]}

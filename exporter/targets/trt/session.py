@@ -64,7 +64,7 @@ def read_engine(folder: Path, record: EngineRecord, flavour: Flavour) -> bytes:
     return content
 
 
-def choose(records: Sequence[EngineRecord], sm: int, owner: Path) -> EngineRecord:
+def choose(records: Sequence[EngineRecord], sm: int, owner: Path, flavour: Flavour) -> EngineRecord:
     """The engine for a GPU of compute capability ``sm``.
 
     Raises:
@@ -73,9 +73,15 @@ def choose(records: Sequence[EngineRecord], sm: int, owner: Path) -> EngineRecor
     found = next((record for record in records if record.sm == sm), None)
     if found is None:
         built = ", ".join(f"{record.sm / 10:.1f}" for record in records) or "none"
+        advice = f"Convert the model with --sm {sm}."
+        if flavour.sms and sm not in flavour.sms:
+            advice = (
+                f"{flavour.title} has none for such a GPU. Convert the model with --target "
+                f"tensorrt or ort-cuda, and --sm {sm}."
+            )
         raise EnvironmentProblemError(
             f"{owner} has engines for compute capability {built}; this GPU has {sm / 10:.1f}. "
-            f"Convert the model with --sm {sm}."
+            + advice
         )
     return found
 
@@ -149,7 +155,7 @@ class EngineSession:
         contents = {r.file: read_engine(folder, r, flavour) for r in manifest.engines}
         self.device = Device(device)
         try:
-            self.record = choose(manifest.engines, self.device.sm, folder)
+            self.record = choose(manifest.engines, self.device.sm, folder, flavour)
             with self.device.current():
                 content = contents[self.record.file]
                 self.engine = OpenedEngine(flavour, content, self.record, self.device)

@@ -86,7 +86,10 @@ def configure(
     unknown = [sm for sm in chosen.sms if sm not in flavour.sms]
     if unknown:
         known = ", ".join(map(str, flavour.sms))
-        raise UsageError(f"--sm names {unknown[0]}; {flavour.title} builds here for {known}.")
+        raise UsageError(
+            f"--sm names {unknown[0]}; {flavour.title} builds here for {known}. Other GPUs have "
+            "engines of --target tensorrt and kernels of --target ort-cuda."
+        )
     if chosen.plugins:
         contract.architectures(chosen.sms)
     return _configured(target, chosen, build=partial(build_all, flavour, chosen))
