@@ -30,7 +30,6 @@ OTHERS = (
     "deltaformer",
     "forgetting_transformer",
     "log_linear_mamba2",
-    "mamba3",
     "mesa_net",
     "moba",
     "mom",

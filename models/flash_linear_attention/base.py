@@ -73,6 +73,8 @@ class WeightLayout:
         only: values that are implemented, of settings with others.
         bounds: gives the width of the lower bounds of gates that the model has for each layer;
             None where it has none.
+        stack: what weights call embeddings and layers together.
+        last_norm: what they call the last normalisation.
     """
 
     model_type: str
@@ -81,6 +83,8 @@ class WeightLayout:
     norm: Callable[[Any], nn.Module]
     only: Mapping[str, tuple[Any, ...]]
     bounds: Callable[[Any], int | None] = lambda settings: None
+    stack: str = "model"
+    last_norm: str = "norm"
 
     def read(self, config: Mapping[str, Any]) -> LayoutSettings:
         """The settings of a configuration.
@@ -114,7 +118,8 @@ class _Stack(nn.Module):
         self.layers = nn.ModuleList(
             layout.block(settings, index) for index in range(settings.num_hidden_layers)
         )
-        self.norm = layout.norm(settings)
+        self.last_norm = layout.last_norm
+        self.add_module(layout.last_norm, layout.norm(settings))
 
     def forward(self, input_ids: Tensor, keep: Tensor) -> Tensor:
         """(B, T, hidden)."""
@@ -124,7 +129,7 @@ class _Stack(nn.Module):
             context.shared[BOUNDS] = shares.cumsum(0) - shares[0]
         for layer in self.layers:
             h = layer(h, context)
-        out: Tensor = self.norm(h)
+        out: Tensor = getattr(self, self.last_norm)(h)
         return out
 
 
@@ -141,13 +146,14 @@ class CausalLM(nn.Module):
 
     def __init__(self, layout: WeightLayout, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.settings = layout.read(config)
-        self.model = _Stack(layout, self.settings)
+        self.settings, self.stack = layout.read(config), layout.stack
+        stack = _Stack(layout, self.settings)
+        self.add_module(layout.stack, stack)
         self.lm_head = nn.Linear(self.settings.hidden_size, self.settings.vocab_size, bias=False)
         if self.settings.tie_word_embeddings:
-            self.lm_head.weight = self.model.embeddings.weight
+            self.lm_head.weight = stack.embeddings.weight
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits of the token after each."""
-        logits: Tensor = self.lm_head(self.model(input_ids, attention_mask != 0))
+        logits: Tensor = self.lm_head(getattr(self, self.stack)(input_ids, attention_mask != 0))
         return logits

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BATCH, SEQUENCE = "batch", "seq"
 EXAMPLE = (2, 5)
 
-EMBEDDINGS, LOGITS = "model.embeddings.weight", "lm_head.weight"
+EMBEDDINGS, LOGITS = "embeddings.weight", "lm_head.weight"
 """One weight under two names, where they are tied; files may hold the first alone."""
 
 
@@ -82,7 +82,7 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
         language=LanguageFacts(
             vocabulary=settings.vocab_size,
             context=None,
-            layers=tuple(f"model.layers.{i}" for i in range(settings.num_hidden_layers)),
+            layers=tuple(f"{model.stack}.layers.{i}" for i in range(settings.num_hidden_layers)),
         ),
         outputs=("logits",),
         defaults={"attention_mask": 1},
@@ -99,8 +99,9 @@ def _load_weights(model: CausalLM, folder: Path, files: list[Path]) -> None:
     for file in files:
         weights |= load_file(file)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if model.settings.tie_word_embeddings and EMBEDDINGS in weights:
-        weights.setdefault(LOGITS, weights[EMBEDDINGS])
+    embeddings = f"{model.stack}.{EMBEDDINGS}"
+    if model.settings.tie_word_embeddings and embeddings in weights:
+        weights.setdefault(LOGITS, weights[embeddings])
     check_weights(
         folder,
         absent=expected.keys() - weights.keys(),
