@@ -197,9 +197,15 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def of_one_token(query: Tensor, key: Tensor, value: Tensor, behind: bool = False) -> Tensor:
-    """Return what the ranks of a token give each other, or those behind a rank give it."""
-    scores = torch.einsum("btrhn,btshn->bthrs", query, key)
-    return torch.einsum("bthrs,btshp->btrhp", scores.triu(1) if behind else scores, value)
+    """Return what the ranks of a token give each rank of it, or those behind a rank alone."""
+    ranks = torch.arange(key.shape[2], device=key.device)[:, None, None]
+    total = torch.zeros_like(value)
+    for rank in range(key.shape[2]):
+        # Products and sums: the few ranks of a token are no sequence to attend to.
+        score = (query * key[:, :, rank, None]).sum(-1, keepdim=True)
+        score = torch.where(ranks < rank, score, 0.0) if behind else score
+        total = total + score * value[:, :, rank, None]
+    return total
 
 
 class Mamba3Block(nn.Module):

@@ -6,6 +6,7 @@ makes one small model with random weights for each of ``configurations.json``, r
 what came out. The library's kernels run in Triton's interpreter, so a GPU is not needed; that needs
 
     pip install --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 triton==3.7.1
+    MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from triton.runtime import autotuner
 
 # There is nothing to choose between in the interpreter, and nothing to time it with.
 autotuner.Autotuner._bench = lambda self, *args, **kwargs: [1.0, 1.0, 1.0]
+
+import mamba3_kernels  # noqa: E402  beside this file
+
+mamba3_kernels.replace()
 
 import fla  # noqa: E402  registers its models with transformers
 import fla.ops.utils.op  # noqa: E402

@@ -92,8 +92,8 @@ def test_logits_are_those_of_the_library(label: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None,
-    reason="needs flash-linear-attention and triton, see reference.py",
+    any(importlib.util.find_spec(name) is None for name in ("fla", "mamba_ssm", "triton")),
+    reason="needs flash-linear-attention, mamba-ssm and triton, see reference.py",
 )
 def test_recorded_is_what_the_library_computes(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -163,6 +163,8 @@ def test_a_folder_becomes_an_artifact_that_streams(
         ("linear_attn-shared-heads", {"LinearAttention": 2}),
         ("gdn2", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 6}),
         ("gdn2-shared-keys", {"GeneralizedDeltaRule": 2}),
+        ("mamba3", {"LinearAttention": 2, "CausalConvWithState": 2}),
+        ("mamba3-groups", {"LinearAttention": 2, "CausalConvWithState": 2}),
         ("gsa", {"LinearAttention": 4}),
         ("gsa-shared-heads", {"LinearAttention": 4, "CausalConvWithState": 6}),
         ("lightnet", {"LinearAttention": 4, "StabilizedExp": 2}),
