@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,8 @@ class HeadRMSNorm(nn.Module):
 class Mamba3(nn.Module):
     """The layer above, from (B, T, hidden) to (B, T, hidden)."""
 
+    mimo_o: Tensor
+
     def __init__(self, s: Mamba3Settings) -> None:
         super().__init__()
         self.settings, self.rank = s, s.mimo_rank if s.is_mimo else 1
@@ -92,8 +95,7 @@ class Mamba3(nn.Module):
         for name in ("mimo_x", "mimo_z", "mimo_o") if s.is_mimo else ():
             setattr(self, name, nn.Parameter(torch.ones(heads, self.rank, s.head_dim)))
         self.D = nn.Parameter(torch.ones(heads))
-        if s.is_outproj_norm:
-            self.norm = HeadRMSNorm(heads, s.head_dim, s.norm_eps)
+        self.norm = HeadRMSNorm(heads, s.head_dim, s.norm_eps) if s.is_outproj_norm else None
         self.out_proj = nn.Linear(values, s.hidden_size, bias=s.use_bias)
         self.shift = TokenShift(keys + values + heads)
 
@@ -113,13 +115,13 @@ class Mamba3(nn.Module):
         y = self._attend(
             turned(query, cos[:, 1:], sin[:, 1:]),
             turned(self._keys(before[0], self.B_bias), cos[:, :-1], sin[:, :-1]),
-            self._of_ranks(before[1], "mimo_x") * weight[:, :, None, :, None],
+            self._of_ranks(before[1], "mimo_x") * of_ranks(weight),
             decay,
             self._beginning(cos[:, 0], sin[:, 0]),
             context,
         )
-        y = y + of_one_token(query, key, value * now[:, :, None, :, None])
-        return self._output(y + self.D[:, None] * value, gate)
+        y = y + of_one_token(query, key, value * of_ranks(now))
+        return self._output(y + self.D.unsqueeze(1) * value, gate)
 
     def _normal(self, norm: nn.Module, x: Tensor) -> Tensor:
         y: Tensor = norm(x.unflatten(-1, (-1, self.settings.state_size)))
@@ -131,8 +133,8 @@ class Mamba3(nn.Module):
         The library turns neighbours of a head without ranks, and of ranks a half with the other.
         """
         s = self.settings
-        y = x.unflatten(-1, (self.rank, s.n_groups, s.state_size))
-        y = y.repeat_interleave(self.heads // s.n_groups, 3) + bias.transpose(0, 1)
+        y = x.unflatten(-1, (self.rank, s.n_groups, 1, s.state_size))
+        y = (y + bias.transpose(0, 1).unflatten(1, (s.n_groups, -1))).flatten(3, 4)
         return y if s.is_mimo else y.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
     def _of_ranks(self, x: Tensor, name: str) -> Tensor:
@@ -142,13 +144,13 @@ class Mamba3(nn.Module):
 
     def _turns(self, step: Tensor, angle: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (B, 1 + T, 1, H, N/2) of the angles to come at each token."""
-        turns = (step[..., None] * angle.tanh()[:, :, None] / 2).to(
+        turns = (step.unsqueeze(3) * (angle.tanh() / 2).unsqueeze(2)).to(
             torch.promote_types(step.dtype, torch.float32)
         )
-        parts = (turns * TURN).round().to(torch.int64) * context.keep[:, :, None, None]
+        parts = (turns * TURN).round().to(torch.int64) * context.keep.unsqueeze(2).unsqueeze(3)
         done = F.pad(parts.cumsum(1), (0, 0, 0, 0, 1, 0))
         later = (done[:, -1:] - done + TURN // 2) % TURN - TURN // 2
-        radians = (later[:, :, None].to(step.dtype)) * (2 * math.pi / TURN)
+        radians = later.unsqueeze(2).to(step.dtype) * (2 * math.pi / TURN)
         rest = (0, self.settings.state_size // 2 - radians.shape[-1])
         return F.pad(radians.cos(), rest, value=1.0), F.pad(radians.sin(), rest)
 
@@ -160,15 +162,18 @@ class Mamba3(nn.Module):
         pairs = (1, 2, cos.shape[-1], self.settings.head_dim)
         zeros = cos.new_zeros(cos.shape[0], self.heads, *pairs)
         matrix = torch.stack([cos, sin, -sin, cos], -2).flatten(1, 2).unflatten(-2, (2, 2))
-        return (matrix[..., None] * zeros).sum(3).flatten(2, 3)
+        return (matrix.unsqueeze(-1) * zeros).sum(3).flatten(2, 3)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, past: Tensor, c: Context
     ) -> Tensor:
         """Return what all keys of the tokens before give each query, (B, T, R, H, P)."""
-        first = F.pad(decay[:, :, None], (0, 0, 0, self.rank - 1))
+        first = F.pad(decay.unsqueeze(2), (0, 0, 0, self.rank - 1))
+        q, k, v = (x.flatten(1, 2).flatten(2) for x in (query, key, value))
         o, _, _ = linear_attention(
-            *(x.flatten(1, 2).flatten(2) for x in (query, key, value)),
+            q,
+            k,
+            v,
             past_state=past,
             decay=first.flatten(1, 2),
             key_mask=c.keep.repeat_interleave(self.rank, 1),
@@ -181,7 +186,7 @@ class Mamba3(nn.Module):
         return y if self.rank == 1 else y + of_one_token(query, key, value, behind=True)
 
     def _output(self, y: Tensor, gate: Tensor) -> Tensor:
-        if self.settings.is_outproj_norm:
+        if self.norm is not None:
             y = self.norm(y)
         y = y * F.silu(self._of_ranks(gate, "mimo_z"))
         if self.settings.is_mimo:
@@ -196,16 +201,22 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
 
 
+def of_ranks(x: Tensor) -> Tensor:
+    """Return a number for each head, (B, T, H), as (B, T, 1, H, 1)."""
+    return x.unsqueeze(2).unsqueeze(4)
+
+
 def of_one_token(query: Tensor, key: Tensor, value: Tensor, behind: bool = False) -> Tensor:
     """Return what the ranks of a token give each rank of it, or those behind a rank alone."""
-    ranks = torch.arange(key.shape[2], device=key.device)[:, None, None]
-    total = torch.zeros_like(value)
-    for rank in range(key.shape[2]):
-        # Products and sums: the few ranks of a token are no sequence to attend to.
-        score = (query * key[:, :, rank, None]).sum(-1, keepdim=True)
+    ranks = torch.arange(key.shape[2], device=key.device).reshape(-1, 1, 1)
+
+    # Products and sums: the few ranks of a token are no sequence to attend to.
+    def given(rank: int) -> Tensor:
+        score = (query * key.narrow(2, rank, 1)).sum(-1, keepdim=True)
         score = torch.where(ranks < rank, score, 0.0) if behind else score
-        total = total + score * value[:, :, rank, None]
-    return total
+        return score * value.narrow(2, rank, 1)
+
+    return reduce(torch.add, map(given, range(key.shape[2])))
 
 
 class Mamba3Block(nn.Module):
