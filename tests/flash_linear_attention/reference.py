@@ -6,7 +6,8 @@ makes one small model with random weights for each of ``configurations.json``, r
 what came out. The library's kernels run in Triton's interpreter, so a GPU is not needed; that needs
 
     pip install --no-deps flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 triton==3.7.1
-    MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
+    export MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE
+    pip install --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
 """
 
 from __future__ import annotations
