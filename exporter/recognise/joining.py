@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from linexport.recognise.axes import Axis, Index
-from linexport.recognise.terms import Factor, Form, Leaf, Nested, PositionOrder, Term
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.chunk_powers import in_rates_of
+from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, PositionOrder, Term
 
 
 def collect(form: Form) -> Form:
@@ -36,7 +37,7 @@ def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
         return [Term(total, a.factors)] if total else []
     # A sum does not depend on the order of its terms, so each rule is tried both ways.
     for x, y in ((a, b), (b, a)):
-        for rule in (_without, _diagonal, _blocks):
+        for rule in (_without, _diagonal, _blocks, _positions):
             joined = rule(x, y, free)
             if joined is not None:
                 return [joined]
@@ -87,32 +88,52 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
 
     Blocks before this one, and this one up to the diagonal.
     """
-    if not math.isclose(a.coefficient, b.coefficient):
-        return None
     for outer in a.of(PositionOrder):
         if outer.offset != -1 or free & set(outer.column) or len(outer.row) != len(outer.column):
             continue
-        # The first sum is over strictly earlier blocks m < n; with n for m its summand is that of
-        # the block the query is in.
-        here = dict(zip(outer.column, ((t,) for t in outer.row), strict=True))
-        rest = lagging(Term(1.0, tuple(f for f in a.factors if f is not outer)))
-        of_block = without_inverses(rest.rename(here))
         for inner in b.of(PositionOrder):
             # Within the block, up to and including the diagonal.
             if inner.offset or free & set(inner.column):
                 continue
-            below = Term(1.0, tuple(f for f in b.factors if f is not inner))
-            # Only if both sums have the same summand, one inside and one before the block.
-            found = match(of_block, below, free)
-            if found is None:
-                continue
-            # Positions (block, place) are ordered by block first, so (m, s) <= (n, t) is m < n, or
-            # m = n and s <= t: the two sums have no pair in common and miss none.
-            back = {v: k for k, v in found.items()}
-            column = tuple(back.get(s, s) for s in inner.column)
-            order = PositionOrder((*outer.row, *inner.row), (*outer.column, *column))
-            return _of_one_exponent(Term(a.coefficient, (*rest.factors, order)))
+            joined = _of_blocks(in_rates_of(b, a, inner.row), outer, b, inner, free)
+            if joined is not None:
+                return joined
     return None
+
+
+def _of_blocks(
+    a: Term, outer: PositionOrder, b: Term, inner: PositionOrder, free: frozenset[Axis]
+) -> Term | None:
+    if not math.isclose(a.coefficient, b.coefficient):
+        return None
+    # The first sum is over strictly earlier blocks m < n; with n for m its summand is that of the
+    # block the query is in.
+    here = dict(zip(outer.column, ((t,) for t in outer.row), strict=True))
+    rest = lagging(Term(1.0, tuple(f for f in a.factors if f is not outer)))
+    below = Term(1.0, tuple(f for f in b.factors if f is not inner))
+    # Only if both sums have the same summand, one inside and one before the block.
+    found = match(without_inverses(rest.rename(here)), below, free)
+    if found is None:
+        return None
+    # Positions (block, place) are ordered by block first, so (m, s) <= (n, t) is m < n, or m = n
+    # and s <= t: the two sums have no pair in common and miss none.
+    back = {v: k for k, v in found.items()}
+    column = tuple(back.get(s, s) for s in inner.column)
+    order = PositionOrder((*outer.row, *inner.row), (*outer.column, *column))
+    return _of_one_exponent(Term(a.coefficient, (*rest.factors, order)))
+
+
+def _positions(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
+    """16 n + t is the position (n, t), where t is in a chunk of 16."""
+    if len(a.factors) != 1 or len(b.factors) != 1:
+        return None
+    chunk, place = a.factors[0], b.factors[0]
+    if not isinstance(chunk, Iota) or not isinstance(place, Iota) or chunk.axes & place.axes:
+        return None
+    size = size_of(place.index).known
+    if size is None or not math.isclose(a.coefficient, size * b.coefficient):
+        return None
+    return Term(b.coefficient, (Iota((*chunk.index, *place.index)),))
 
 
 def _of_one_exponent(term: Term) -> Term:

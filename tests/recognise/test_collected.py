@@ -17,6 +17,7 @@ IN_EVERY_RUN = {
     "strictly_causal",
     "exclusive_decay",
     "chunks_with_a_padded_state",
+    "chunks_with_decay",
     "anticausal",
     "clamped_gates",
     "two_in_a_row",
