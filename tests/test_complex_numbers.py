@@ -234,7 +234,7 @@ def test_complex_kernels_leave_transforms_to_torch_and_are_fused() -> None:
     counts = {op: sum(n.op_type == op for n in found.graph.graph.node) for op in ("Cos", "Sin")}
     assert counts == {"Cos": 2, "Sin": 2}
     rewritten = passes.run(found.model, passes.STATELESS)
-    assert [n.op_type for n in rewritten.graph.node if n.domain] == ["LinearAttention"]
+    assert [n.op_type for n in rewritten.graph.node if n.domain] == ["DiagonalStateSpace"]
     attach_functions(rewritten)
     x = torch.randn(3, 21, WIDTH)
     expected = module.double()(x.double()).detach().numpy()

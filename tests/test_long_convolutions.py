@@ -85,7 +85,7 @@ def test_a_sum_of_exponentials_streams(
     module = Exponentials(convolve)
     manifest = converted(module, tmp_path / "a")
     assert manifest.status == "ok"
-    assert dict(manifest.fused) == {"LinearAttention": 1}
+    assert dict(manifest.fused) == {"DiagonalStateSpace": 1}
     (state,) = manifest.states
     assert list(state.shape)[1:] == [WIDTH, STATES, 1]
     assert manifest.streaming is not None and manifest.streaming.passed

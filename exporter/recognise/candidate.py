@@ -10,6 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.manifest.matches import MatchRecord, ProofRecord
+from linexport.plugins.ops import diagonal_state_space, generalized_delta_rule
 from linexport.recognise import functions
 from linexport.recognise.axes import size_of
 from linexport.recognise.draws import Draw, fraction, signed, unit
@@ -21,6 +22,12 @@ from linexport.recognise.region import Root, reads
 from linexport.recognise.roles import Roles
 from linexport.recognise.signs import is_fraction
 from linexport.recognise.terms import IDENTITY, Function, Leaf
+
+RULES = {
+    generalized_delta_rule.OP.name: "generalized_delta",
+    diagonal_state_space.OP.name: "gated",
+}
+"""Update rules of operators that have no attribute for them."""
 
 
 def rewrite_candidate(
@@ -146,15 +153,16 @@ def match_record(
 ) -> MatchRecord:
     """Return what the manifest says of a match."""
     roles, attributes = root.roles, fused.attrs
+    own = attributes.get("num_heads", size_of(writer.layout.value).known or 1)
     return MatchRecord(
         where=root.tensor.name,
-        update_rule=str(attributes.get("update_rule", "generalized_delta")),
+        update_rule=str(attributes.get("update_rule", RULES.get(fused.op))),
         causal=roles.causal,
         normalize=roles.normalize,
         scale=roles.scale,
         eps=roles.eps,
-        q_num_heads=int(attributes.get("q_num_heads", attributes.get("num_heads"))),
-        kv_num_heads=int(attributes.get("kv_num_heads", attributes.get("num_heads"))),
+        q_num_heads=int(attributes.get("q_num_heads", own)),
+        kv_num_heads=int(attributes.get("kv_num_heads", own)),
         key_heads=size_of(writer.layout.key).known or 1,
         d_k=(size_of(roles.channels).known or 1) * (2 if roles.turn else 1),
         d_v=size_of(roles.widths).known or 1,

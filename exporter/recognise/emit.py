@@ -24,6 +24,7 @@ from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.signed import Signs
+from linexport.recognise.state_spaces import StateSpaces
 from linexport.recognise.terms import IDENTITY, Leaf, Term
 from linexport.recognise.tokens import (
     delayed_logarithms,
@@ -32,7 +33,6 @@ from linexport.recognise.tokens import (
     reversed_tokens,
     scaled_tokens,
 )
-from linexport.recognise.turning_queries import TurningQueries
 
 UPDATE_RULES = {
     (False, False): "linear",
@@ -47,7 +47,7 @@ DECAY = INPUTS.index("decay")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class MatchWriter(TurningQueries):
+class MatchWriter(StateSpaces):
     """Writes the nodes that take the place of a match."""
 
     @property
@@ -66,10 +66,10 @@ class MatchWriter(TurningQueries):
         roles, order = self.roles, self.layout
         check_heads(roles)
         dtype = self.dtype()
-        if roles.turn is not None:
-            return self._finished(self.turning_inputs(dtype), dtype)
         faded, rates = gs.Variable.empty(), self.rates(dtype)
-        constant = self.constant_rates() if rates is None else None
+        state_space = self.state_space(dtype, rates)
+        if state_space is not None:
+            return self._finished(state_space)
         if roles.stabilized:
             _, keys, decays = self.stabilized(order.value)
             groups = (roles.batch, roles.key_position, order.value)
@@ -78,9 +78,6 @@ class MatchWriter(TurningQueries):
             faded = self.cast(self.feature(decays, 0, order.value), dtype)
         elif rates is not None:
             faded = self.logarithms_of_sizes(rates)
-        elif constant is not None:
-            row = np.ones((1, 1, axis_size(order.value)), dtype)
-            faded = self.everywhere(row, order.value, roles.key_position)
         elif roles.decay:
             faded = self.decay(dtype)
         # Without a value, or query and key, they are 1, of width 1.
@@ -123,27 +120,17 @@ class MatchWriter(TurningQueries):
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
-        if constant is not None:
-            names = linear_attention.OP.input_names
-            inputs += [gs.Variable.empty() for _ in range(len(names) - len(inputs))]
-            inputs[names.index(linear_attention.SCALE)] = constant
-        return self._finished(inputs, dtype, signs, initial)
+        return self._finished(self._attention(inputs, dtype), signs, initial)
 
-    def _finished(
-        self,
-        inputs: list[gs.Tensor],
-        dtype: np.dtype[np.generic],
-        signs: Signs | None = None,
-        initial: gs.Variable | None = None,
-    ) -> gs.Node:
-        """Write the fused node and the result, and return the node."""
+    @property
+    def _packed(self) -> tuple[Index, ...]:
+        """The dims of the output of the fused node."""
+        roles = self.roles
+        return (roles.batch, roles.query_position, (*self.layout.output, *roles.widths))
+
+    def _attention(self, inputs: list[gs.Tensor], dtype: np.dtype[np.generic]) -> gs.Node:
         roles, order = self.roles, self.layout
-        packed: tuple[Index, ...] = (
-            roles.batch,
-            roles.query_position,
-            (*order.output, *roles.widths),
-        )
-        shape = [written_size(size_of(group)) for group in packed]
+        shape = [written_size(size_of(group)) for group in self._packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
             linear_attention.OP.name,
@@ -165,16 +152,23 @@ class MatchWriter(TurningQueries):
         )
         if self.mapped is not None and self.applies_map:
             fused.attrs["feature_map"] = self.mapped.kind
+        return fused
+
+    def _finished(
+        self, fused: gs.Node, signs: Signs | None = None, initial: gs.Variable | None = None
+    ) -> gs.Node:
+        """Write the fused node and the result, and return the node."""
+        roles, (output,) = self.roles, fused.outputs
         self.nodes.append(fused)
         if roles.reverse:
             output = reversed_tokens(self, output)
         if signs is not None:
             output = self.turned_back(output, signs)
         if initial is not None:
-            output = self.add("Add", [output, initial], dtype, shape=output.shape)
-        output = self._weighted(self.post(output), packed)
+            output = self.add("Add", [output, initial], np.dtype(output.dtype), shape=output.shape)
+        output = self._weighted(self.post(output), self._packed)
         for term in roles.beside:
-            output = self._with_beside(output, term, packed)
+            output = self._with_beside(output, term, self._packed)
         self.restore(output)
         return fused
 

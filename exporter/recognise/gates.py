@@ -8,7 +8,6 @@ M = max(m_t, 0), have the quotient exp(-m_t).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from linexport.recognise.head_layout import axis_size
 from linexport.recognise.maximum import exponent_of
 from linexport.recognise.nodes import written_size
 from linexport.recognise.roles import NotAttentionError
-from linexport.recognise.terms import Iota, Leaf, Term
 
 FLOAT = np.dtype(np.float32)
 
@@ -50,46 +48,6 @@ class Gates(Factors):
             return x
         factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
         return self.add("Mul", [x, factor], dtype, shape=x.shape)
-
-    def constant_rates(self) -> gs.Tensor | None:
-        """Return the rates of channels that are the same for all tokens, (heads, channels).
-
-        None of others, and of what is no convolution. Where values are wider than one number,
-        decays in two factors have no kernel of their own: there only channels that turn are
-        written so.
-        """
-        roles, heads = self.roles, self.layout.value
-        other = roles.key or roles.normalize or roles.strict or roles.initial or roles.stabilized
-        narrow = roles.turn is not None or axis_size(roles.widths) == 1
-        if roles.decay is None or other or not narrow:
-            return None
-        found = decay.read_decay(roles, heads)
-        counted = Iota(roles.query_position) in roles.decay.factors
-        steady = all(f.axes <= {*heads, *roles.channels} for f in found.leaves)
-        if not ((found.width or roles.turn) and counted and steady):
-            return None
-        return self.stored([Term(found.coefficient, found.leaves)], FLOAT)
-
-    def stored(self, terms: Sequence[Term], dtype: np.dtype[np.generic]) -> gs.Tensor:
-        """Return a sum of products of stored numbers, (heads, channels).
-
-        Raises:
-            NotAttentionError: they are of something else as well.
-        """
-        heads, groups = self.layout.value, (self.layout.value, self.roles.channels)
-        sizes = [axis_size(group) for group in groups]
-        total: gs.Tensor = gs.Constant(self.name("none"), np.zeros(sizes, dtype))
-        for place, term in enumerate(terms):
-            leaves: list[Leaf] = term.of(Leaf)
-            if any(not f.axes <= {*heads, *self.roles.channels} for f in leaves):
-                raise NotAttentionError("its kernel differs from token to token")
-            x: gs.Tensor = gs.Constant(self.name("number"), np.full(sizes, term.coefficient, dtype))
-            if leaves:
-                product = self.packed_in(groups, leaves, heads, dtype)
-                scaled = term.coefficient != 1.0
-                x = self.add("Mul", [product, x], dtype, shape=sizes) if scaled else product
-            total = self.add("Add", [total, x], dtype, shape=sizes) if place else x
-        return total
 
     def stabilized(self, heads: Index) -> list[gs.Variable]:
         """Return query features, key features and decays of pairs, (B, T, heads * 2) each.

@@ -7,7 +7,11 @@ from typing import Any
 from markupsafe import Markup
 
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, SourceInspection
-from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops import (
+    diagonal_state_space,
+    generalized_delta_rule,
+    linear_attention,
+)
 from linexport.report.matches import facts, summary
 from linexport.report.page import template
 from linexport.report.subgraph_drawing import drawing
@@ -17,6 +21,9 @@ WIDEST_PAIR = 1500
 """Units of two drawings side by side; wider ones would be too small to read."""
 
 NAMED = 3
+
+FUSED = {op.OP.name for op in (diagonal_state_space, generalized_delta_rule, linear_attention)}
+"""Ops that take the place of a match."""
 
 
 def findings_page(found: SourceInspection) -> str:
@@ -38,7 +45,7 @@ def findings_page(found: SourceInspection) -> str:
 def sentence(found: SourceInspection) -> str:
     """Return the outcome in one sentence."""
     matches, others = found.matches, [*found.unmatched, *found.rejected]
-    own = sum(op.op == linear_attention.OP.name for op in found.ops) - len(matches)
+    own = sum(op.op in FUSED for op in found.ops) - len(matches)
     parts = []
     if matches:
         parts.append(f"{len(matches)} linear attention{'s' * (len(matches) != 1)} fused")

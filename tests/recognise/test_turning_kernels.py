@@ -162,6 +162,20 @@ def test_channels_that_turn_are_fused(
         assert error < 3e-6 * np.abs(expected).max(), sizes
 
 
+def test_a_real_kernel_of_all_channels_is_one_head() -> None:
+    def shared(self: Oscillators, t: Tensor) -> Tensor:
+        return (self.c[0][:, None] * torch.exp(self.a[0][:, None] * t)).sum(0, keepdim=True)
+
+    module = Oscillators(shared)
+    found = rewritten(module)
+    (match,) = found.findings.matches
+    assert (match.q_num_heads, match.d_k, match.d_v) == (1, POLES, CHANNELS)
+    u = np.random.default_rng(0).standard_normal((2, CHANNELS, 102)).astype(np.float32)
+    expected = in_float64(module, u)
+    error = np.abs(in_pieces(found.model, u, [63, 1, 38]) - expected).max()
+    assert error < 3e-6 * np.abs(expected).max()
+
+
 def with_a_bias(u: Tensor, kernel: Tensor) -> Tensor:
     padded = nn.functional.pad(u, (u.shape[-1] - 1, 0))
     weight, bias = kernel.flip(-1)[:, None], torch.ones(CHANNELS, dtype=u.dtype)
@@ -245,7 +259,7 @@ def test_a_state_space_layer_streams(tmp_path: Path) -> None:
     manifest = linexport.convert(
         load_module(given, "a:layer"), tmp_path / "a", bench=False, threads=1
     )
-    assert manifest.status == "ok" and dict(manifest.fused) == {"LinearAttention": 1}
+    assert manifest.status == "ok" and dict(manifest.fused) == {"DiagonalStateSpace": 1}
     assert [list(s.shape)[1:] for s in manifest.states] == [[width, 2 * poles, 1]]
     assert manifest.streaming is not None and manifest.streaming.passed
     check_independently(tmp_path / "a", module, width, lengths=(1, 7, 200))

@@ -73,4 +73,4 @@ def _runs(module: torch.nn.Module, length: int) -> bool:
     return True
 
 
-LINEAR = ("LinearAttention", "GeneralizedDeltaRule")
+LINEAR = ("DiagonalStateSpace", "GeneralizedDeltaRule", "LinearAttention")

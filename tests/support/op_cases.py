@@ -40,6 +40,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
             "past_state": array(BATCH, WIDTH, 3),
         },
     ),
+    "DiagonalStateSpace": (
+        {},
+        {
+            "input": array(BATCH, LENGTH, WIDTH),
+            "rate": -np.abs(array(2, 3)),
+            "cosine": array(2, 3),
+            "sine": array(2, 3),
+            "angle": RANDOM.random((2, 3)),
+        },
+    ),
     "FeatureMap": ({"kind": "elu1", "num_heads": 2, "side": "key", "log": 0}, per_token("x")),
     "GeneralizedDeltaRule": (
         {"num_heads": 2, "scale": 0.5},
