@@ -124,16 +124,20 @@ def _of_blocks(
 
 
 def _positions(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
-    """16 n + t is the position (n, t), where t is in a chunk of 16."""
-    if len(a.factors) != 1 or len(b.factors) != 1:
+    """16 n x + t x is x times the position (n, t), where t is in a chunk of 16."""
+    chunks, places = a.of(Iota), b.of(Iota)
+    if len(chunks) != 1 or len(places) != 1 or chunks[0].axes & places[0].axes:
         return None
-    chunk, place = a.factors[0], b.factors[0]
-    if not isinstance(chunk, Iota) or not isinstance(place, Iota) or chunk.axes & place.axes:
-        return None
-    size = size_of(place.index).known
+    (chunk,), (place,) = chunks, places
+    # Of positions that are summed over, the sums of n and of t are not that of both.
+    size = size_of(place.index).known if a.axes | b.axes <= free else None
     if size is None or not math.isclose(a.coefficient, size * b.coefficient):
         return None
-    return Term(b.coefficient, (Iota((*chunk.index, *place.index)),))
+    x = Term(1.0, tuple(f for f in a.factors if f is not chunk))
+    y = Term(1.0, tuple(f for f in b.factors if f is not place))
+    if not equal_up_to_names(x, y, free):
+        return None
+    return Term(b.coefficient, (*y.factors, Iota((*chunk.index, *place.index))))
 
 
 def _of_one_exponent(term: Term) -> Term:

@@ -11,7 +11,7 @@ from onnx import helper
 
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
-from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.axes import Axis, Index, fresh, size_of
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.sizes import ONE, Size
 from linexport.recognise.terms import Leaf
@@ -42,6 +42,8 @@ class Nodes:
         present = [tuple(a for a in g if a in leaf.axes) for g in groups]
         if tuple(present) == leaf.dims and tuple(groups) == leaf.dims:
             return leaf.tensor
+        # Repeated over chunks and places at once: the number of chunks is the size of no input.
+        groups = [g if {*g} & leaf.axes else fresh(size_of(g)) for g in groups]
         axes = [(a,) for group in groups for a in group]
         if leaf.axes == {a for (a,) in axes}:
             return self._moved(leaf, groups)

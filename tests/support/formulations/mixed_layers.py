@@ -103,6 +103,24 @@ def chunks_with_decay(q, k, v):
     return (inter + intra).flatten(1, 2).flatten(2)
 
 
+@formulation(COLLECTED, length=64)
+def chunks_with_decays_of_heads(q, k, v):
+    """RetNet's chunks without a loop: a rate for each head."""
+    size, rate = 16, 1 - 2.0 ** (-2 - torch.arange(HEADS).to(v.dtype))
+    q, k, v = (x.unflatten(1, (-1, size)).unflatten(-1, (HEADS, D)) for x in (q, k, v))
+    n, t = torch.arange(q.shape[1]), torch.arange(size)
+    inner = rate[:, None] ** (size - 1 - t.to(v.dtype))
+    weights = torch.einsum("bnshd,bnshe,hs->bnhde", k, v, inner)
+    apart = (n[:, None] - n - 1).clamp(min=0).to(v.dtype)
+    between = (rate**size)[:, None, None] ** apart
+    before = torch.einsum("hnm,bmhde->bnhde", between.tril(-1), weights)
+    inter = torch.einsum("bnthd,bnhde,ht->bnthe", q, before, rate[:, None] ** (t + 1.0))
+    within = (rate[:, None, None] ** (t[:, None] - t).clamp(min=0).to(v.dtype)).tril()
+    scores = torch.einsum("bnthd,bnshd->bnhts", q, k) * within
+    intra = torch.einsum("bnhts,bnshe->bnthe", scores, v)
+    return (inter + intra).flatten(1, 2).flatten(2)
+
+
 @formulation(COLLECTED)
 def delta_rule_by_a_solve(q, k, v):
     """u = (I + tril(beta k k^T, -1))^-1 beta v, then causal attention over u."""
