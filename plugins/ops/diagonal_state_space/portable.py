@@ -8,8 +8,7 @@ which R tokens are left. With z = a + 2 pi i w, place t of a chunk, and h the st
 
 Three products of all chunks at once, each with a matrix of the head that depends on the weights
 alone, so that runtimes compute it when they load the file. Only h goes from chunk to chunk. What
-float32 makes of e^{z C} would grow with their number: with angles, h and e^{z l} are in float64;
-without, h' = h + (e^{a C} - 1) h, and e^x - 1 = 2 tanh(x / 2) / (1 - tanh(x / 2)).
+float32 makes of e^{z C} would grow with their number: h and e^{z l} are in float64.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Tables(NamedTuple):
         within: (H, 32, 32), K_{t-s} for s <= t.
         out: (H, M, 32), what place t has of the state before its chunk.
         into: (H, 32, M), what the state behind a chunk has of place s.
-        steps: real and imaginary part of e^{z l} or, without angles, e^{a l} - 1, (33, H, 1, N).
+        steps: real and, with angles, imaginary part of e^{z l}, (33, H, 1, N) in float64.
     """
 
     within: str
@@ -139,23 +138,22 @@ def _carried(
 def _tables(
     b: Body, sizes: StateSpaceSizes, rate: str, cosine: str, sine: str, angle: str
 ) -> _Tables:
-    dtype = np.float64 if sizes.turns else np.float32
     distance, t = np.arange(CHUNK + 1), np.arange(CHUNK)
-    last, distances, none = b.const([-1]), b.const(distance, dtype), b.const(0.0, dtype)
+    last, distances, none = b.const([-1]), b.const(distance, np.float64), b.const(0.0, np.float64)
     a, c, d, w = (b.Unsqueeze(x, last) if x else "" for x in (rate, cosine, sine, angle))
     # A rate of -inf keeps nothing, and e^{a 0} is 1 nevertheless.
     exponent = b.Mul(b.CastLike(a, none), distances)
-    exponent = b.Where(b.const(distance > 0), exponent, none)
-    real = b.Exp(exponent)
+    real = b.Exp(b.Where(b.const(distance > 0), exponent, none))
     if sizes.turns:
         turns = b.Mul(w, distances)
-        radians = b.Mul(b.Sub(turns, b.Round(turns)), b.const(2 * math.pi, dtype))
+        radians = b.Mul(b.Sub(turns, b.Round(turns)), b.const(2 * math.pi, np.float64))
         steps = [b.Mul(real, x) for x in (b.Cos(radians), b.Sin(radians))]
         re, im = parts = [b.Cast(x, to=TensorProto.FLOAT) for x in steps]
         imaginary = b.Neg(b.Add(b.Mul(c, im), b.Mul(d, re)))
         out = [b.Sub(b.Mul(c, re), b.Mul(d, im)), imaginary]
     else:
-        steps, parts, out = [_less_one(b, exponent)], [real], [b.Mul(c, real)]
+        steps, parts = [real], [b.Cast(real, to=TensorProto.FLOAT)]
+        out = [b.Mul(c, parts[0])]
     # (H, C + 1), of which the last number stands for all that is not s <= t.
     kernel = b.ReduceSum(out[0], b.const([1]), keepdims=0)
     kernel = b.Where(b.const(distance < CHUNK), kernel, b.const(0.0))
@@ -168,13 +166,6 @@ def _tables(
         b.Transpose(back, perm=[0, 2, 1]),
         tuple(b.Unsqueeze(b.Transpose(x, perm=[2, 0, 1]), b.const([2])) for x in steps),
     )
-
-
-def _less_one(b: Body, x: str) -> str:
-    """e^x - 1, which float32 has to all digits near 0."""
-    one, half = b.const(1.0), b.Tanh(b.Mul(x, b.const(0.5)))
-    small = b.Div(b.Add(half, half), b.Sub(one, half))
-    return str(b.Where(b.Less(x, one), small, b.Sub(b.Exp(x), one)))
 
 
 def _scan(
@@ -194,7 +185,6 @@ def _scan(
     h, number, more = (step.fresh(name) for name in ("h", "tokens", "added"))
     factors = [step.Gather(x, number, axis=0) for x in tables.steps]
     if sizes.turns:
-        start = b.Cast(start, to=TensorProto.DOUBLE)
         re, im = step.Split(h, outputs=2, axis=2, num_outputs=2)
         of_re, of_im = factors
         turned = [
@@ -202,12 +192,11 @@ def _scan(
             step.Add(step.Mul(of_im, re), step.Mul(of_re, im)),
         ]
         kept = step.Concat(*turned, axis=2)
-        after, before = step.Add(kept, step.CastLike(more, h)), step.CastLike(h, more)
     else:
-        after = step.Add(h, step.Add(step.Mul(factors[0], h), more))
-        before = step.Identity(h)
+        kept = step.Mul(factors[0], h)
+    after, before = step.Add(kept, step.CastLike(more, h)), step.CastLike(h, more)
     last, states = b.Scan(
-        start,
+        b.Cast(start, to=TensorProto.DOUBLE),
         tokens,
         added,
         outputs=2,
