@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
 import linexport
+from linexport.loaders.factory import load_module
 from linexport.parity.bisection import Ancestry, first_different
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,6 +139,41 @@ def test_the_first_state_that_differs_is_named(factories: SimpleNamespace, artif
     assert found.value is None and found.state is not None
     assert found.state.name == present
     assert found.state.max_relative_error == pytest.approx(0.01, rel=0.05)
+
+
+class Loop(torch.nn.Module):
+    """A recurrence token by token between two projections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.out = torch.nn.Linear(8, 16), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        a, b = self.gates(x).chunk(2, -1)
+        h, found = torch.zeros_like(b[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(torch.sigmoid(a[:, t]) * h) + b[:, t]
+            found.append(h.exp())
+        return self.out(torch.stack(found, 1))
+
+
+def test_values_around_a_loop_over_tokens_are_compared(tmp_path: Path) -> None:
+    """Its program has seven steps: those of other lengths are no values of the original's."""
+    source = load_module((Loop(), (torch.randn(2, 9, 8),)), "tests:loop")
+    artifact = tmp_path / "artifact"
+    linexport.convert(source, artifact, bench=False, threads=1)
+    model = onnx.load(artifact / "model.onnx")
+    at, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "Split")
+    value = node.output[0]
+    node.output[0] = f"{value}/right"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.5), "factor"))
+    spoilt = helper.make_node("Mul", [f"{value}/right", "factor"], [value], name="spoilt")
+    model.graph.node.insert(at + 1, spoilt)
+    onnx.save(model, artifact / "model.onnx")
+    trust(artifact)
+    found = linexport.debug(artifact, source=source, threads=1, length=12)
+    assert found.value is not None
+    assert (found.value.node, found.value.verdict) == ("spoilt", "own error")
 
 
 def test_time_and_error_of_every_node_are_written(

@@ -119,7 +119,7 @@ def debug(
         batch = tested.batch(inputs.case.sizes)
         choices = choices_of(tested.open_changed, inputs.fed, batch)
         deciding = as_near(choices, tested, inputs.mask)
-        original = original_values(traced, inputs.leaves, deciding)
+        original = original_values(tested.loaded, traced, inputs.leaves, deciding)
         both = BothValues(
             folder / MODEL,
             original,

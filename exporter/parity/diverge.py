@@ -116,7 +116,8 @@ def first_divergence(
     fed = {**feeds(inputs, tested.input_names), **tested.initial_state(batch)}
     try:
         choices = choices_of(tested.open_changed, fed, batch)
-        original = original_values(traced, pytree.tree_leaves(inputs), as_near(choices, tested))
+        leaves = pytree.tree_leaves(inputs)
+        original = original_values(tested.loaded, traced, leaves, as_near(choices, tested))
         both = BothValues(path, original, fed, open_session, tested.tolerance, choices=choices)
         found = both.search(tested.output_names)
         if found is None:

@@ -3,6 +3,9 @@
 Values of the ONNX graph keep the names of the traced program's. So the program is interpreted node
 by node, or, where the original is a graph itself, that graph is run with some values as outputs.
 Only the values asked for are kept, and nothing after the last of them is computed.
+
+The program of a model with a Python loop has a few of its steps. Values of these, and what is
+computed of them, are unknown at other lengths; outputs among them are those of the module.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto
+from torch.utils import _pytree as pytree
 
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.parity import extra_outputs
-from linexport.parity.reference import passing
+from linexport.parity.reference import Reference, passing
 from linexport.system import memory
 from linexport.targets.base import OrtSession
 from linexport.trace import Traced
+from linexport.trace.step_values import values_of_steps
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class OriginalValues(Protocol):
 
 
 def original_values(
+    loaded: LoadedModel,
     traced: Traced,
     inputs: Sequence[object],
     deciding: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -65,13 +72,14 @@ def original_values(
     """Return the values of a traced model.
 
     Args:
-        traced: the original.
+        loaded: the original.
+        traced: its trace.
         inputs: its flattened inputs, as tensors; those of a program that are no tensors, too.
         deciding: makes contexts in which a program makes its choices, see ``near_ties``.
     """
     if traced.translated is not None:
         outputs = [o.name for o in traced.graph.graph.output]
-        return _ProgramValues(traced.translated, inputs, outputs, deciding)
+        return _ProgramValues(loaded, traced.translated, inputs, outputs, deciding)
     return _GraphValues(traced, inputs)
 
 
@@ -80,12 +88,16 @@ class _ProgramValues:
 
     def __init__(
         self,
+        loaded: LoadedModel,
         program: torch.export.ExportedProgram,
         inputs: Sequence[object],
         output_names: Sequence[str],
         deciding: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self._program, self._inputs, self._deciding = program, inputs, deciding
+        self._loaded, self._program = loaded, program
+        self._inputs, self._deciding = inputs, deciding
+        self._unknown = values_of_steps(program.graph)
+        self._outputs = list(output_names) if self._unknown else []
         self._nodes = {n.name: n for n in program.graph.nodes if _is_floating(n.meta.get("val"))}
         specs = program.graph_signature.output_specs
         given = [s.arg.name for s in specs if s.kind.name == "USER_OUTPUT" and _named(s.arg)]
@@ -94,18 +106,32 @@ class _ProgramValues:
             for name, node in zip(output_names, given, strict=False)
             if node in self._nodes
         }
-        self.names = frozenset({*self._nodes, *self._renamed})
+        known = self._nodes.keys() - {n.name for n in self._unknown}
+        self.names = frozenset({*known, *(k for k, v in self._renamed.items() if v in known)})
+        self.names |= {*self._outputs}
 
     def get(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """See ``OriginalValues``."""
-        wanted = {self._renamed.get(name, name) for name in names} & {*self._nodes}
-        recorder = _Recorder(self._program.graph_module, wanted)
+        whole = {*names} & {*self._outputs}
+        inside = ({*names} & self.names) - whole
+        wanted = {self._renamed.get(name, name) for name in inside} & {*self._nodes}
+        recorder = _Recorder(self._program.graph_module, wanted, self._unknown)
         if wanted:
             with torch.no_grad(), passing(), self._deciding():
                 recorder.record(self._flat())
         values = recorder.values
-        named = {name: self._renamed.get(name, name) for name in names}
-        return {name: values[node] for name, node in named.items() if node in values}
+        named = {name: self._renamed.get(name, name) for name in inside}
+        found = {name: values[node] for name, node in named.items() if node in values}
+        return found | (self._of_module(whole) if whole else {})
+
+    def _of_module(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Return floating outputs of the module itself."""
+        structure = pytree.tree_structure((self._loaded.args, self._loaded.kwargs))
+        args, kwargs = pytree.tree_unflatten(self._inputs, structure)
+        with self._deciding():
+            outputs = Reference(self._loaded, torch.float32)((args, kwargs))
+        named = zip(self._outputs, outputs, strict=True)
+        return {name: x for name, x in named if name in names and x.dtype.kind == "f"}
 
     def origin(self, name: str) -> Origin:
         """See ``OriginalValues``."""
@@ -137,9 +163,14 @@ class _Recorder(torch.fx.Interpreter):
     class _Done(Exception):  # noqa: N818 - the end of the work
         pass
 
-    def __init__(self, module: torch.fx.GraphModule, wanted: Collection[str]) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        wanted: Collection[str],
+        unknown: Collection[torch.fx.Node],
+    ) -> None:
         super().__init__(module)
-        self._wanted = wanted
+        self._wanted, self._unknown = wanted, unknown
         self.values: dict[str, np.ndarray] = {}
 
     def record(self, inputs: Sequence[object]) -> None:
@@ -150,6 +181,8 @@ class _Recorder(torch.fx.Interpreter):
             return
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        if n in self._unknown:
+            return None
         result = super().run_node(n)
         if n.name in self._wanted and isinstance(result, torch.Tensor):
             self.values[n.name] = memory.memory_mapped([result.detach().numpy()])[0]
