@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from torch.export import Dim
 
 import linexport
 from linexport.loaders.factory import load_module
+from linexport.trace import trace
 from tests.support.convolutions import (
     convolution,
+    cut_convolution,
     fourier,
     fourier_of_odd_length,
     toeplitz,
@@ -75,7 +78,14 @@ def converted(module: nn.Module, folder: Path):
 
 @pytest.mark.parametrize(
     "convolve",
-    [fourier, fourier_of_odd_length, toeplitz, toeplitz_under_tril, convolution],
+    [
+        fourier,
+        fourier_of_odd_length,
+        toeplitz,
+        toeplitz_under_tril,
+        pytest.param(convolution, marks=pytest.mark.slow),
+        cut_convolution,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_a_sum_of_exponentials_streams(
@@ -109,3 +119,32 @@ def test_what_is_none_is_left(
     assert manifest.status == "ok" and not manifest.fused and not manifest.states
     assert "sum of exponentials of positions" in manifest.rejected[0].reason
     check_independently(tmp_path / "a", made, WIDTH, lengths=lengths)
+
+
+class Padded(nn.Module):
+    """Convolutions padded by sizes of the input, of which all outputs are read, or other ones."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        u, n = x.mT, x.shape[1]
+        weight = (torch.arange(n) / n).expand(WIDTH, 1, -1).to(x.dtype)
+        along = {"padding": n - 1, "groups": WIDTH}
+        whole = nn.functional.conv1d(u, weight, **along)
+        sparse = nn.functional.conv1d(u, weight, stride=2, **along)[..., :n]
+        plane = nn.functional.conv2d(u[:, None], weight[:1, None], padding=(2, n // 2))
+        return whole.mT, whole[..., 1 : n + 1].mT, sparse.mT, plane[:, 0].mT
+
+
+def test_padding_by_a_size_of_the_input_is_written_as_zeros() -> None:
+    """torch.onnx has no translation: padding is a list of numbers in ONNX."""
+    module = Padded().eval()
+    dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    traced = trace(load_module((module, (torch.randn(2, 20, WIDTH),), dynamic), "padded:layer"))
+    session = onnxruntime.InferenceSession(traced.model.SerializeToString())
+    for length in (2, 7, 33):
+        x = torch.randn(3, length, WIDTH)
+        for expected, got in zip(
+            module(x.double()), session.run(None, {"x": x.numpy()}), strict=True
+        ):
+            torch.testing.assert_close(
+                torch.from_numpy(got).double(), expected, atol=1e-5, rtol=1e-5
+            )

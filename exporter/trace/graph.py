@@ -23,7 +23,14 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
-from linexport.trace import extremes, integers, inverses, loops, products
+from linexport.trace import (
+    extremes,
+    integers,
+    inverses,
+    loops,
+    products,
+    symbolic_paddings,
+)
 from linexport.trace.complex_pairs import with_pairs
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
@@ -71,6 +78,7 @@ def to_graph(
     """
     registry.register_schemas()
     integers.promote(program)
+    symbolic_paddings.write_pads(program)
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)

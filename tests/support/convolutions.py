@@ -36,3 +36,10 @@ def toeplitz_under_tril(u: Tensor, kernel: Tensor) -> Tensor:
 def convolution(u: Tensor, kernel: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(u, (u.shape[-1] - 1, 0))
     return torch.nn.functional.conv1d(padded, kernel.flip(-1)[:, None], groups=len(kernel))
+
+
+def cut_convolution(u: Tensor, kernel: Tensor) -> Tensor:
+    """Zeros on both sides, by ``padding``; what reads those behind is cut off."""
+    length, weight = u.shape[-1], kernel.flip(-1)[:, None]
+    whole = torch.nn.functional.conv1d(u, weight, padding=length - 1, groups=len(kernel))
+    return whole[..., :length]
