@@ -440,3 +440,33 @@ def test_chunks_that_differ_are_refused_with_the_line_of_the_loop() -> None:
     source = load_module((UnevenChunks().eval(), (torch.randn(2, 12, 8),), DYNAMIC), "loop")
     with pytest.raises(UnsupportedModelError, match=r"range\(x.shape\[1\] // size\)"):
         trace(source)
+
+
+class Resets(nn.Module):
+    """A sum over tokens that begins anew where a second input says so."""
+
+    def forward(self, x, reset):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = 0.9 * h * (1 - reset[:, t, None]) + x[:, t]
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_inputs_that_a_loop_reads_together_have_one_length(named: bool) -> None:
+    """torch has a symbol for each, and does not see that there are as many steps."""
+    dims = ({0: Dim("batch"), 1: Dim("T")}, {0: Dim("batch"), 1: Dim("S")})
+    given = (Resets().eval(), (torch.randn(2, 9, 4), torch.zeros(2, 9)), *([dims] if named else []))
+    traced = trace(load_module(given, "resets:layer"))
+    shapes = [[d.dim_param for d in i.type.tensor_type.shape.dim] for i in traced.graph.graph.input]
+    length = "T" if named else "seq"
+    assert shapes == [["batch", length, ""], ["batch", length]] and [*traced.dims] == [
+        "batch",
+        length,
+    ]
+    x, reset = torch.randn(3, 33, 4), (torch.rand(3, 33) > 0.7).float()
+    session = onnxruntime.InferenceSession(traced.model.SerializeToString())
+    (got,) = session.run(None, {"x": x.numpy(), "reset": reset.numpy()})
+    expected = Resets()(x.double(), reset.double())
+    torch.testing.assert_close(torch.from_numpy(got).double(), expected, atol=1e-5, rtol=1e-5)

@@ -1,8 +1,10 @@
 """Dynamic dims of example inputs that come without any: batch and sequence.
 
 Dim 0 of every tensor is the batch. Dim 1 is the sequence in integer and boolean tensors of rank 2
-(tokens, masks) and in floating-point tensors of rank 3 (embeddings). torch.export takes a dim of
-size 1 for a constant, so such examples are repeated to size 2.
+(tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
+rank 2 it may be (gates, resets) where it has the size of a sequence, which no width has: torch is
+left to find out. torch.export takes a dim of size 1 for a constant, so such examples are repeated
+to size 2.
 """
 
 from __future__ import annotations
@@ -55,6 +57,14 @@ def default_dims(args: tuple[Any, ...]) -> DefaultDims:
 
     sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
     lengths = _dynamic_lengths(sequences)
+    widths = {size for tensor in tensors for size in tensor.shape[2:]}
+    numbers = lengths - widths - {1}
+    unclear = {
+        size
+        for tensor in tensors
+        if _has_numbers(tensor, lengths & widths)
+        for size in tensor.shape[1:]
+    }
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
         if tensor.dim() == 0:
@@ -63,8 +73,10 @@ def default_dims(args: tuple[Any, ...]) -> DefaultDims:
 
     return DefaultDims(
         repeat_ones(args, dims),
-        _map(args, lambda tensor: _spec(dims(tensor)), constants=False),
-        _warnings(batches, sequences, lengths),
+        _map(
+            args, lambda tensor: _spec(dims(tensor), _has_numbers(tensor, numbers)), constants=False
+        ),
+        _warnings(batches, sequences, lengths, unclear),
     )
 
 
@@ -110,12 +122,20 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
     return tensor.dim() == (3 if tensor.is_floating_point() or tensor.is_complex() else 2)
 
 
+def _has_numbers(tensor: torch.Tensor, lengths: set[int]) -> bool:
+    """Return whether a tensor may have a number of each token, (B, T)."""
+    plain = tensor.dim() == 2 and not _has_sequence(tensor)
+    return plain and tensor.shape[1] in lengths
+
+
 def _dynamic_lengths(sequences: set[int]) -> set[int]:
     """Which sizes of dim 1 vary: a 1 among longer ones is there to be broadcast."""
     return sequences if sequences == {1} else sequences - {0, 1}
 
 
-def _warnings(batches: set[int], sequences: set[int], lengths: set[int]) -> tuple[str, ...]:
+def _warnings(
+    batches: set[int], sequences: set[int], lengths: set[int], unclear: set[int]
+) -> tuple[str, ...]:
     found = []
     if 1 in batches:
         found.append("the example batch of 1 was repeated to 2, so that the batch can vary")
@@ -123,13 +143,19 @@ def _warnings(batches: set[int], sequences: set[int], lengths: set[int]) -> tupl
         found.append("the example sequence of 1 was repeated to 2, so that its length can vary")
     for size in sorted(sequences - lengths):
         found.append(f"dim 1 of the inputs where it is {size} stays constant")
+    for size in sorted(unclear):
+        found.append(
+            f"dim 1 of the inputs (batch, {size}) stays constant: {size} is a width as well as a "
+            "length. Where they have a number of each token, give examples of another length, or "
+            "return dynamic_shapes"
+        )
     return tuple(found)
 
 
-def _spec(dims: tuple[int, ...]) -> dict[int, Any] | None:
+def _spec(dims: tuple[int, ...], numbers: bool) -> dict[int, Any] | None:
     from torch.export import Dim
 
-    return dict.fromkeys(dims, Dim.DYNAMIC) or None
+    return dict.fromkeys(dims, Dim.DYNAMIC) | ({1: Dim.AUTO} if numbers else {}) or None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

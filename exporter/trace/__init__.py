@@ -23,7 +23,7 @@ from linexport.graph.dims import DimRange
 from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
-from linexport.trace import written_out
+from linexport.trace import scanned_sizes, written_out
 from linexport.trace.dim_names import length_warnings, limit_to_chunks, name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.normalise import normalise
@@ -97,6 +97,7 @@ def trace(loaded: LoadedModel) -> Traced:
     except NotALoopError as reason:
         log.info("a loop over tokens stays unrolled: %s", reason)
         raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
+    dims = scanned_sizes.tie(model, dims)
     written_out.expand(model)
     _check_outputs(program, model)
     _check_types(model)
