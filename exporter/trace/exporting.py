@@ -19,8 +19,6 @@ from collections.abc import Iterator
 
 from linexport.trace import user_frames
 
-SYMBOLS = "torch.fx.experimental.symbolic_shapes"
-
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
@@ -28,12 +26,10 @@ def exporting() -> Iterator[None]:
     from torch._dynamo import config, reset  # slow to import, and imported by every export
 
     log = logging.getLogger("torch.onnx")
-    symbols = logging.getLogger(SYMBOLS)
-    fake = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.ERROR)
-    fake.addFilter(_is_no_failure)
-    symbols.addFilter(_is_no_warning)
+    for name, kept in FILTERS.items():
+        logging.getLogger(name).addFilter(kept)
     try:
         with (
             warnings.catch_warnings(),
@@ -46,15 +42,23 @@ def exporting() -> Iterator[None]:
     finally:
         reset()
         log.setLevel(level)
-        symbols.removeFilter(_is_no_warning)
-        fake.removeFilter(_is_no_failure)
+        for name, kept in FILTERS.items():
+            logging.getLogger(name).removeFilter(kept)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
-    """Leave out warnings: torch gives one when it cannot word a hint for an error to come."""
+    """Leave out warnings: torch gives one beside an error that it raises, or cannot word a hint."""
     return record.levelno < logging.WARNING
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:
     """Leave out tracebacks of operators that fail: torch raises the error as well."""
     return not record.exc_info
+
+
+FILTERS = {
+    "torch.fx.experimental.symbolic_shapes": _is_no_warning,
+    "torch.export._trace": _is_no_warning,
+    "torch._subclasses.fake_tensor": _is_no_failure,
+}
+"""Filters of torch's own logs, by their names."""

@@ -24,6 +24,7 @@ from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
 from linexport.trace import (
+    branch_copies,
     extremes,
     integers,
     inverses,
@@ -77,6 +78,7 @@ def to_graph(
         UnsupportedModelError: one of complex numbers has none, see ``with_pairs``.
     """
     registry.register_schemas()
+    branch_copies.separate(program)
     integers.promote(program)
     symbolic_paddings.write_pads(program)
     translations = _translations()

@@ -8,6 +8,12 @@ TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 FOR_DEBUGGING = (
     "Caused by: ",
+    "While executing ",
+    "Original traceback",
+    "from user code",
+    "Developer debug context",
+    "Hint: Consider using the debug context",
+    "Hint: Please open an issue",
     "For more information",
     "For extended logs",
     "For more debugging",
@@ -21,6 +27,9 @@ FOR_DEBUGGING = (
 )
 """Beginnings of lines about torch's own debugging; nothing about the model comes after them."""
 
+WHILE_FAKED = re.compile(r"got (?P<type>\w+)\((?P<quote>['\"])(?P<text>.*)(?P=quote)\)")
+"""An error in what torch says of its own run on tensors without values."""
+
 COMPLEX = (
     "ONNX has no complex numbers: write it with pairs of real ones, (a + bi) (c + di) as ac - bd "
     "and ad + bc, exp(a + bi) as exp(a) cos(b) and exp(a) sin(b)."
@@ -28,6 +37,16 @@ COMPLEX = (
 """Advice for operators of complex numbers that have no translation."""
 
 ADVICE = (
+    (
+        r"two branches' output|cond's output stride",
+        "The branches of torch.cond must return tensors of one layout: end both with "
+        ".contiguous().",
+    ),
+    (
+        r"aten\.\w+_\.\w+' is not functional|mutat",
+        "A branch of torch.cond, or a body of while_loop, must not change a tensor in place: write "
+        "x = x + 1 for x += 1, and out = out.clone() before out[:, t] = y.",
+    ),
     (
         r"[Dd]ata.dependent|torch\.cond",
         "A Python if, a loop or a size that depends on the values of a tensor (.item(), int(x), "
@@ -55,10 +74,12 @@ def explained(error: BaseException) -> str:
     What helps, where that is known, is a line at the end.
     """
     lines = _lines(error)
-    last = next((i for i, s in enumerate(lines) if s.startswith(FOR_DEBUGGING)), len(lines))
-    text = "\n".join([lines[0], *filter(str.strip, lines[1:last])])
+    last = next((i for i, s in enumerate(lines) if s.strip().startswith(FOR_DEBUGGING)), len(lines))
+    text = "\n".join([f"{type(error).__name__}: {lines[0]}", *filter(str.strip, lines[1:last])])
+    inner = WHILE_FAKED.search(text)
+    text = f"{inner['type']}: {inner['text']}" if inner else text
     advice = next((a for pattern, a in ADVICE if re.search(pattern, text)), None)
-    return "\n".join(filter(None, [f"{type(error).__name__}: {text}", advice]))
+    return "\n".join(filter(None, [text, advice]))
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -10,6 +10,8 @@ from pathlib import PurePath
 
 import onnx
 
+from linexport.trace.user_frames import OWN
+
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in [^\n]*\n[ \t]*(?P<code>[^\n]+)')
 LIBRARY = re.compile(r"(^|[/\\])torch[/\\]")
@@ -32,9 +34,11 @@ def source_lines(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def last_frame(trace: str) -> re.Match[str] | None:
-    """Return the last frame of a stack trace outside torch: its path, line and code."""
+    """Return the last frame of a stack trace outside torch and linexport: path, line and code."""
     frames = [f for f in FRAME.finditer(trace) if not LIBRARY.search(f["path"])]
-    return frames[-1] if frames else None
+    # Code that torch has made has a name in angle brackets, and is in no file.
+    own = [f for f in frames if not f["path"].startswith(("<", *OWN))]
+    return own[-1] if own else None
 
 
 def drop_metadata(model: onnx.ModelProto) -> None:

@@ -28,6 +28,7 @@ from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporting import exporting
 from linexport.trace.inverses import as_inverses
 from linexport.trace.messages import error_summary, explained
+from linexport.trace.metadata import last_frame
 
 log = logging.getLogger(__name__)
 
@@ -320,5 +321,8 @@ def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSumm
 
 
 def _user_line(error: BaseException) -> str:
+    told = last_frame(str(error))
+    if told is not None:  # behind the line that is left in the traceback, torch ran the code
+        return f"\nAt {told['path']}:{told['line']}: {told['code'].strip()}"
     frame = _innermost_user_frame(traceback.extract_tb(error.__traceback__))
     return f"\nAt {frame.filename}:{frame.lineno}: {frame.line}" if frame else ""
