@@ -1,14 +1,17 @@
 """A module that computes in bfloat16, in part or as a whole -> the same module in float32.
 
 ONNX Runtime has no bfloat16 kernels for CPUs. Weights, buffers and inputs in bfloat16 become
-float32, and where the code of the module names bfloat16, float32 is taken. The two differ by the
-rounding that float32 does not need.
+float32, and where the code of the module names bfloat16, float32 is taken; ``torch.autocast`` to
+bfloat16 does nothing. The two differ by the rounding that float32 does not need.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -77,13 +80,35 @@ class _InFloat32(TorchFunctionMode):
         return (torch.Tensor.float if func is torch.Tensor.bfloat16 else func)(*args, **kwargs)
 
 
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Let contexts that compute in bfloat16 do nothing."""
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entering(context: Any) -> Any:
+        return context if _is_low(context) else enter(context)
+
+    def leaving(context: Any, *error: Any) -> Any:
+        return None if _is_low(context) else leave(context, *error)
+
+    with (
+        mock.patch.object(torch.autocast, "__enter__", entering),
+        mock.patch.object(torch.autocast, "__exit__", leaving),
+    ):
+        yield
+
+
+def _is_low(context: Any) -> bool:
+    return context._enabled and context.fast_dtype == LOW
+
+
 def _in_float32(module: torch.nn.Module) -> None:
     """Widen the weights, and run the forward of the module in ``_InFloat32``."""
     plain = type(module)
 
     @functools.wraps(plain.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _InFloat32():
+        with _InFloat32(), _without_autocast():
             return plain.forward(self, *args, **kwargs)
 
     # A class rather than an attribute, so that a deep copy runs with its own weights.

@@ -150,8 +150,9 @@ def _check_types(model: onnx.ModelProto) -> None:
     if found:
         raise UnsupportedModelError(
             f"The model has values in bfloat16 ({found[0]}), for which ONNX Runtime has no CPU "
-            "kernels. Export it in float32: model.float(), and float32 where its code names "
-            "bfloat16. A factory, package.module:callable, is converted in float32 by linexport."
+            "kernels. Export it in float32: model.float(), float32 where its code names bfloat16, "
+            "and without torch.autocast. A factory, package.module:callable, is converted in "
+            "float32 by linexport."
         )
 
 

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ import linexport
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.bfloat16 import widened
 from linexport.loaders.factory import load_module
+from linexport.trace import trace
 from tests.support.independent import Independent, check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,6 +84,37 @@ def test_weights_buffers_inputs_and_methods_are_widened_and_copies_keep_their_we
             assert not torch.equal(other(args[0].double()).float(), module(args[0]))
         assert type(module).__name__ == type(plain).__name__
         assert widened(module, args) == (args, ())
+
+
+class Automatic(Inside):
+    """The same by contexts, one of them around a method, and with one that ends the others."""
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def projected(self, x: Tensor) -> Tensor:
+        return self.project(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            q, k, v = self.projected(x).chunk(3, -1)
+            scores = torch.einsum("btd,bsd->bts", q, k).tril()
+            with torch.autocast("cpu", enabled=False):
+                return scores.float() @ v.float()
+
+
+def test_automatic_casts_to_bfloat16_do_nothing() -> None:
+    module, (x,) = Automatic().eval(), example()
+    q, k, v = module.project(x).chunk(3, -1)
+    expected = torch.einsum("btd,bsd->bts", q, k).tril() @ v
+    assert (module(x) - expected).abs().max() > 1e-3
+    _, warnings = widened(module, (x,))
+    assert "ONNX Runtime has no CPU kernels" in warnings[0]
+    torch.testing.assert_close(module(x), expected)
+    traced = trace(load_module((Automatic(), (x,)), "bfloat16:automatic"))
+    assert onnx.TensorProto.BFLOAT16 not in {
+        v.type.tensor_type.elem_type for v in traced.graph.graph.value_info
+    }
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # of others, it does what it did
+        assert (x @ x.mT).dtype == torch.bfloat16
 
 
 def test_a_module_in_float32_is_left_as_it_is() -> None:
