@@ -7,7 +7,7 @@ one that could not be read is named, with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx_graphsurgeon as gs
 
@@ -17,7 +17,7 @@ from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
 from linexport.recognise.rules.kernels import is_long, long_obstacle
-from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read
+from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read, reads_by_number
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
@@ -67,6 +67,14 @@ OTHER_RECURRENCE = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
     "It stays a loop"
+)
+
+
+COUNTED = (
+    "takes tokens one by one by a number that its steps count, and a condition ends it: while_loop "
+    "is no loop over tokens to ONNX. Written in Python, for t in range(x.shape[1]), with what "
+    "each step gives in a list for torch.stack, it is one, of any length: where its step is linear "
+    "in the state it is fused, and it streams"
 )
 
 
@@ -135,10 +143,18 @@ def _of_inputs(graph: gs.Graph) -> list[gs.Node]:
     """Return the nodes whose values depend on those of the inputs, not on their sizes alone."""
     known, found = {t.name for t in graph.inputs}, []
     for node in graph.nodes:
-        if node.op not in SIZES_ONLY and any(t.name in known for t in node.inputs):
+        if node.op not in SIZES_ONLY and any(t.name in known for t in _read(node)):
             known |= {t.name for t in node.outputs}
             found.append(node)
     return found
+
+
+def _read(node: gs.Node) -> Iterator[gs.Tensor]:
+    """Yield what a node reads, and its bodies of the values around them."""
+    yield from node.inputs
+    for body in (a for a in node.attrs.values() if isinstance(a, gs.Graph)):
+        for inner in body.nodes:
+            yield from _read(inner)
 
 
 def _state_shapes(graph: gs.Graph, e: Evaluator) -> None:
@@ -164,6 +180,8 @@ def _mixes(node: gs.Node, dim: str) -> bool:
 
 def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
     if node.op in ("Scan", "Loop"):
+        if reads_by_number(node):
+            return COUNTED
         operator = nonlinear_operator(node)
         if operator is None:
             read = nonlinear_read(node)

@@ -18,6 +18,9 @@ MOVES = {
 }
 """Linear operators of their first input."""
 
+ELEMENTS = ("Gather", "GatherElements", "GatherND", "Slice")
+"""Operators that take elements of a tensor by their places."""
+
 SUMS = {"Add", "Concat", "Sub", "Sum"}
 PRODUCTS = {"Einsum", "Gemm", "MatMul", "Mul"}
 
@@ -39,6 +42,28 @@ def nonlinear_read(loop: gs.Node) -> str | None:
     states = body.inputs[2:] if loop.op == "Loop" else body.inputs[: _states(loop)]
     matrices = any(len(state.shape or ()) > 2 for state in states)
     return first_nonlinear(body, _names(loop), body.nodes) if matrices else None
+
+
+def reads_by_number(loop: gs.Node) -> bool:
+    """Return whether steps of a Loop take elements of a tensor outside by a number they count.
+
+    Weights are no such tensors: a loop over layers takes those of its layer.
+    """
+    if loop.op != "Loop":
+        return False
+    body: gs.Graph = loop.attrs["body"]
+    own = {t.name for t in body.inputs}
+    counted = {t.name for t in body.inputs if t.shape is not None and len(t.shape) == 0}
+    for node in body.nodes:
+        data, *places = node.inputs or [None]
+        outside = isinstance(data, gs.Variable) and data.name not in own
+        by_number = any(t.name in counted for t in places)
+        if node.op in ELEMENTS and outside and by_number:
+            return True
+        own |= {t.name for t in node.outputs}
+        if any(t.name in counted for t in node.inputs):
+            counted |= {t.name for t in node.outputs}
+    return False
 
 
 def _control(loop: gs.Node) -> int:
