@@ -270,6 +270,25 @@ class Products(torch.nn.Module):
         )
 
 
+def test_products_of_gates_with_a_lower_bound_have_no_signs() -> None:
+    """Of others, the numbers that are negative are counted."""
+
+    class Bounded(torch.nn.Module):
+        def __init__(self, least: float) -> None:
+            super().__init__()
+            self.least, self.stored = least, torch.nn.Parameter(torch.rand(4))
+
+        def forward(self, x):
+            gates, bound = x.sigmoid(), self.stored.sigmoid()
+            gates = (self.least + 0.5 * gates, bound + (1 - bound) * gates, 1 - gates)
+            return [gate.cumprod(1) for gate in gates]
+
+    for least, signs in ((0.5, 0), (-0.5, 1)):
+        loaded = load_module((Bounded(least), (torch.randn(2, 16, 4),)), "bounded:gates")
+        kinds = [n.op_type for n in trace.trace(loaded).graph.graph.node]
+        assert kinds.count("Mod") == signs and kinds.count("CumSum") == 3 + signs
+
+
 class Extremes(torch.nn.Module):
     """Running maxima and minima, and where they are: of equal values the last."""
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from onnxscript import values
 
 from linexport.graph.operators import MOVES, NEVER_NEGATIVE
 
 OPSET = 20
+
+DEEPEST = 12
+"""Operators that are looked at one behind another."""
 
 
 def cumulative(x: Any, dim: int, dtype: int | None = None) -> Any:
@@ -28,9 +32,42 @@ def cumulative(x: Any, dim: int, dtype: int | None = None) -> Any:
     return op.Mul(sign, op.Exp(op.CumSum(op.Log(op.Abs(x)), dim)))
 
 
-def is_never_negative(x: Any) -> bool:
-    """Return whether the operators that make a value make no negative numbers."""
+def is_never_negative(x: Any, depth: int = 0) -> bool:
+    """Return whether the operators that make a value make no negative numbers.
+
+    So of a gate with a lower bound, l + (1 - l) sigmoid(x), and of 1 - sigmoid(x).
+    """
+    number = _number(x)
+    if number is not None:
+        return bool((number >= 0).all())
+    node = x.producer()
+    if node is None or depth > DEEPEST:
+        return False
+    given = [i for i in node.inputs if i is not None]
+    if node.op_type in ("Add", "Mul"):
+        return all(is_never_negative(i, depth + 1) for i in given)
+    if node.op_type == "Sub":
+        one = _number(given[0])
+        return one is not None and bool((one >= 1).all()) and _is_sigmoid(given[1])
+    if node.op_type in (*MOVES, "CastLike"):
+        return is_never_negative(given[0], depth + 1)
+    return node.op_type in NEVER_NEGATIVE
+
+
+def _is_sigmoid(x: Any) -> bool:
     node = x.producer()
     while node is not None and node.op_type in MOVES:
         node = node.inputs[0].producer()
-    return node is not None and node.op_type in NEVER_NEGATIVE
+    return node is not None and node.op_type == "Sigmoid"
+
+
+def _number(x: Any) -> np.ndarray | None:
+    """Return a constant, be it cast to a type or not."""
+    node = x.producer()
+    while node is not None and node.op_type in ("Cast", "CastLike"):
+        x = node.inputs[0]
+        node = x.producer()
+    if node is not None and node.op_type == "Constant":
+        value = next(iter(node.attributes.values())).value
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return None if x.const_value is None else np.asarray(x.const_value.numpy())
