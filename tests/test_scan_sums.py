@@ -26,6 +26,7 @@ CHOICE = "z = Greater (t, c) "
         GATE + "a = Mul (h, z) b = Neg (h) d = Sub (t, b) next = Sub (d, a)",
         GATE + "a = Add (t, h) next = Mul (a, z)",
         GATE + "a = Add (h, h) b = Mul (a, c) d = Add (b, t) next = Mul (z, d)",
+        GATE + "a = Mul (h, z) b = Add (a, t) next = Sub (b, z)",
         CHOICE + "a = Add (h, t) b = Mul (h, c) next = Where (z, a, b)",
         CHOICE + "a = Add (h, t) next = Where (z, c, a)",
     ],
@@ -73,3 +74,66 @@ def test_moving_averages_are_fused_and_stream() -> None:
     found = rewritten_loop(module)
     assert operators(found) == ["LinearAttention"]
     check_streams(found, module)
+
+
+class TwoInputs(Recurrence):
+    """What is added is a sum of three, added to the state one by one."""
+
+    def forward(self, x):
+        a, b = self.project(x).chunk(2, -1)
+        h, out = torch.zeros_like(b[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.sigmoid(a[:, t]) * h + b[:, t] + x[:, t] - 0.5
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class TwoProducts(Recurrence):
+    """Two outer products are added, which are no sum of tokens in front of the loop."""
+
+    def forward(self, x):
+        a, b = self.project(x).chunk(2, -1)
+        h, out = x.new_zeros(x.shape[0], 8, 8), []
+        for t in range(x.shape[1]):
+            h = 0.9 * h + a[:, t, :, None] * b[:, t, None] + b[:, t, :, None] * x[:, t, None]
+            out.append((x[:, t, None] @ h)[:, 0])
+        return torch.stack(out, 1)
+
+
+def test_sums_that_are_added_to_a_state_are_fused_and_stream() -> None:
+    module = TwoInputs()
+    found = rewritten_loop(module)
+    assert operators(found) == ["LinearAttention"]
+    check_streams(found, module)
+
+
+class Cascade(Recurrence):
+    """A recurrence over what another one gives, times something."""
+
+    def forward(self, x):
+        a, b = self.project(x).chunk(2, -1)
+        h, first, second = torch.zeros_like(b[:, 0]), [], []
+        for t in range(x.shape[1]):
+            h = torch.sigmoid(a[:, t]) * h + b[:, t]
+            first.append(h)
+        given, h = torch.stack(first, 1), torch.zeros_like(b[:, 0])
+        for t in range(x.shape[1]):
+            h = 0.9 * h + given[:, t] * x[:, t]
+            second.append(h)
+        return torch.stack(second, 1)
+
+
+def test_a_loop_over_what_a_loop_gives_is_fused_with_it() -> None:
+    module = Cascade()
+    found = rewritten_loop(module)
+    assert operators(found) == ["LinearAttention", "LinearAttention"]
+    check_streams(found, module)
+
+
+def test_outer_products_stay_in_the_step() -> None:
+    found = rewritten_loop(TwoProducts())
+    shapes = [d.type.tensor_type.shape.dim for d in found.model.graph.value_info]
+    assert operators(found) == ["Scan"]
+    assert not any(
+        [d.dim_value for d in shape[-2:]] == [8, 8] for shape in shapes if len(shape) > 3
+    )

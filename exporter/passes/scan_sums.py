@@ -4,6 +4,7 @@
     S - a S + b             ->   (1 - a) S + b
     a (S + b)               ->   a S + a b
     Where(c, 0, a S + b)    ->   Where(c, 0, a) S + Where(c, 0, b)
+    a S + b + c             ->   a S + (b + c)                  but for outer products, k v^T
 
 z, v, a, b and c are of no state. Every value that is r S + b, element by element, is followed by
 its r and b; what mixes elements of the state, such as a delta rule, is left as it is.
@@ -11,7 +12,7 @@ its r and b; what mixes elements of the state, such as a delta rule, is left as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -20,8 +21,11 @@ from linexport.graph.copies import disconnect
 from linexport.graph.edit import original_of, producer
 from linexport.graph.operators import SIZES_ONLY
 from linexport.passes.lifted_steps import ELEMENTWISE
-from linexport.passes.step_nodes import broadcast
+from linexport.passes.step_nodes import broadcast, numbers_in
 from linexport.recognise.values import Values
+
+MULTIPLY = ("Einsum", "MatMul", "Mul")
+PASS_ON = ("Cast", "Identity", "Neg", "Reshape", "Transpose", "Unsqueeze")
 
 Terms = tuple[tuple[float, gs.Tensor | None], ...]
 """A sum of values, each with its sign or coefficient; None is 1."""
@@ -115,13 +119,25 @@ class _Step:
             return given[0] and _scaled(given[0], -1.0)
         if node.op in ("Add", "Sub"):
             first, second = self._pair(node)
-            return _sum(first, second, -1.0 if node.op == "Sub" else 1.0)
+            found = _sum(first, second, -1.0 if node.op == "Sub" else 1.0)
+            several = len(found.added) > 1 and not any(self._is_outer(x) for _, x in found.added)
+            return replace(found, joined=found.joined or several)
         if node.op == "Mul" and given.count(None) == 1:
             own, factor = (0, 1) if given[1] is None else (1, 0)
             return self._times(given[own], node.inputs[factor])
         if node.op == "Where" and given[0] is None:
             return self._chosen(node)
         return None
+
+    def _is_outer(self, tensor: gs.Tensor | None) -> bool:
+        """Return whether a value is an outer product, or one of those times something."""
+        node = None if tensor is None else producer(tensor)
+        if node is None or node.op not in (*MULTIPLY, *PASS_ON):
+            return False
+        if node.op in PASS_ON:
+            return self._is_outer(node.inputs[0])
+        whole = [t for t in node.inputs if _numbers(t) == _numbers(self.state)]
+        return not whole or any(map(self._is_outer, whole))
 
     def _pair(self, node: gs.Node) -> tuple[_Affine, _Affine]:
         """Return the last two inputs; one of no state is what is added."""
@@ -219,6 +235,10 @@ def _exponent(terms: Terms) -> np.ndarray | None:
         return None
     kept = sign * np.asarray(z.values, np.float64)
     return np.log1p(kept) if ((kept > -1) & (kept < 0)).all() else None
+
+
+def _numbers(tensor: gs.Tensor) -> int | None:
+    return None if tensor.shape is None else numbers_in([tensor])
 
 
 def _key(tensor: gs.Tensor) -> object:

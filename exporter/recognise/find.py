@@ -33,7 +33,7 @@ LAYOUT = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that move values."""
 
 
-SUMS = {"MatMul", "Einsum", "CumSum"}
+SUMS = {"MatMul", "Einsum", "CumSum", "Scan"}
 """Operators that sum over tokens."""
 
 
@@ -131,7 +131,9 @@ class Search(Rewriter):
                 sums = node.op in SUMS and not any(map(self.evaluator.is_weight, others))
                 if sums and not any(o.name in roots for o in node.outputs):
                     return True
-                if (node.op in LAYOUT or node.op == "Mul") and any(map(read, node.outputs)):
+                if (node.op in LAYOUT or node.op in ("Add", "Mul")) and any(
+                    map(read, node.outputs)
+                ):
                     return True
             return False
 

@@ -47,18 +47,21 @@ def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def check_streams(found: passes.Rewritten, module: nn.Module, limit: float = 2e-6) -> None:
-    """Compare whole sequences, pieces and single tokens; one state is carried."""
+    """Compare whole sequences, pieces and single tokens; a state of each operator is carried."""
     model = with_weights(found.model, found.weights)
-    (state,) = states.find_states(model)
+    carried = states.find_states(model)
+    assert carried
     session = session_of(model)
+    names = [model.graph.output[0].name, *(state.present for state in carried)]
     for length, sizes in ((1, [1]), (150, [150]), (150, [7, 64, 78, 1]), (40, [1] * 40)):
         x = torch.randn(3, length, WIDTH)
         with torch.no_grad():
             expected = module.double()(x.double()).numpy()
         module.float()
-        past, got = state.start(3), []
+        past, got = [state.start(3) for state in carried], []
         for piece in x.split(sizes, 1):
-            y, past = session.run(None, {"x": piece.numpy(), state.past: past})
+            given = {state.past: x for state, x in zip(carried, past, strict=True)}
+            y, *past = session.run(names, {"x": piece.numpy(), **given})
             got.append(y)
         error = np.abs(np.concatenate(got, 1) - expected).max() / np.abs(expected).max()
         assert error < limit, f"{length} tokens in {len(sizes)} pieces: {error}"
