@@ -15,6 +15,7 @@ from linexport.graph import sequence_axis
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
+from linexport.recognise.loop_reasons import linear_loop_reason
 from linexport.recognise.nodes import written_size
 from linexport.recognise.rules.kernels import is_long, long_obstacle
 from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read, reads_by_number
@@ -61,13 +62,6 @@ REASONS = {
     "gets a state beside what is fused",
 }
 """Reasons by operator, for those that are not sums of products."""
-
-
-OTHER_RECURRENCE = (
-    "is a linear recurrence, but of no form that the operators have: what keeps their state is "
-    "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
-    "It stays a loop"
-)
 
 
 COUNTED = (
@@ -185,7 +179,9 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         operator = nonlinear_operator(node)
         if operator is None:
             read = nonlinear_read(node)
-            return OTHER_RECURRENCE if read is None else READ_OTHERWISE.format(operator=read)
+            if read is not None:
+                return READ_OTHERWISE.format(operator=read)
+            return linear_loop_reason(e, node)
         return f"has a body that is not linear in its state: {operator} is computed of it"
     if is_long(node):
         return LONG_REASONS[long_obstacle(e, node)].format(dim=dim)

@@ -75,6 +75,12 @@ def _states(loop: gs.Node) -> int:
     return len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
 
 
+def starts_of(loop: gs.Node) -> list[gs.Tensor]:
+    """Return the states before all steps of a Scan or Loop."""
+    first = 2 if loop.op == "Loop" else 0
+    return list(loop.inputs[first : first + _states(loop)])
+
+
 def _names(loop: gs.Node) -> set[str]:
     """Return the names that the states before a step have in it."""
     body: gs.Graph = loop.attrs["body"]

@@ -278,7 +278,6 @@ def test_an_error_that_eager_mode_has_as_well_is_said_once() -> None:
 
 
 STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
-    "both signs": (lambda h, k, v: k.tanh() * h + v, "linear recurrence, but of no form"),
     "turns of each half by another angle": (
         lambda h, k, v: k.cos() * h + k.sin() * torch.cat((-h[:, 4:], h[:, :4]), -1) + v,
         "linear recurrence, but of no form",
@@ -295,7 +294,7 @@ def test_of_a_loop_it_is_said_whether_it_is_linear(name: str) -> None:
     step, expected = STEPS[name]
 
     def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        state, out = v[:, 0] * 0, []
+        state, out = torch.zeros_like(v[:, 0]), []
         for t in range(v.shape[1]):
             state = step(state, k[:, t], v[:, t])
             out.append((q[:, t] * state).exp())  # what is computed of a state is not kept
@@ -306,6 +305,42 @@ def test_of_a_loop_it_is_said_whether_it_is_linear(name: str) -> None:
     assert not findings.matches
     (reason,) = {candidate.reason for candidate in findings.unmatched}
     assert expected in reason
+
+
+def of_two_states(q: Tensor, k: Tensor, v: Tensor, cascade: bool) -> Tensor:
+    """A loop with two states, each of a number for each channel: one reads another, or not."""
+    g = h = torch.zeros_like(v[:, 0])
+    out = []
+    for t in range(v.shape[1]):
+        g = q[:, t].sigmoid() * g + v[:, t]
+        h = k[:, t].sigmoid() * h + (g if cascade else 1) * v[:, t]
+        out.append(h if cascade else g + h)
+    return torch.stack(out, 1)
+
+
+def begun(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state, out = q[:, 0] * k[:, 0], []
+    for t in range(v.shape[1]):
+        state = k[:, t].sigmoid() * state + v[:, t]
+        out.append(state)
+    return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda q, k, v: of_two_states(q, k, v, True), "one of them reads another"),
+        (lambda q, k, v: of_two_states(q, k, v, False), "gives a sum of what two"),
+        (lambda q, k, v: begun(q, k, v), "a state that is computed of the inputs"),
+    ],
+    ids=["cascade", "sum", "begun"],
+)
+def test_what_keeps_a_linear_loop_from_being_fused_is_named(
+    function: Function, expected: str
+) -> None:
+    found = trace(load_module((Three(function), (torch.randn(2, 12, WIDTH),)), "three:layer"))
+    (candidate,) = passes.rewrite(found.graph, weights=found.weights).findings.unmatched
+    assert "is linear in its states" in candidate.reason and expected in candidate.reason
 
 
 def test_of_a_loop_over_chunks_the_loop_is_named() -> None:
@@ -356,7 +391,7 @@ def test_a_loop_behind_a_convolution_has_its_reason(widened: bool) -> None:
     fused = "CausalConvWithState" in {n.op_type for n in rewritten.model.graph.node}
     assert fused == widened
     (candidate,) = rewritten.findings.unmatched
-    reason = "which stays" if widened else "of no form"
+    reason = "which stays" if widened else "that is computed of the inputs"
     assert candidate.reason.startswith("Scan") and reason in candidate.reason
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
@@ -33,18 +33,55 @@ from linexport.recognise.terms import (
 )
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The body of a Scan, evaluated once with the step as a parameter.
+
+    Attributes:
+        time: the parameter.
+        starts: the states before all steps, by the names they have in the body.
+        following: those after a step, of those before it; None where one is not followed.
+        outputs: what a step gives besides.
+    """
+
+    time: Axis
+    starts: dict[str, Form]
+    following: dict[str, Form | None]
+    outputs: list[Form | None]
+
+
 @rule("Scan")
 def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     """Forms of the stacked outputs; the last states stay opaque."""
+    steps = read_steps(e, node)
+    before = None if steps is None else _before(e, steps.following, steps.starts, steps.time)
+    if steps is None or before is None:
+        return None
+    states = len(steps.starts)
+    axes = node.attrs.get("scan_output_axes") or [0] * len(steps.outputs)
+    found: dict[str, Form] = {}
+    for given, outer, axis in zip(steps.outputs, node.outputs[states:], axes, strict=True):
+        form = None if given is None else _without_states(given, before)
+        if form is None:
+            continue
+        place = axis % (len(form.dims) + 1)
+        # Outputs of all steps are stacked: the parameter becomes a dim.
+        row: Index = (Axis(steps.time.size),)
+        stacked = form.rename({steps.time: row})
+        dims = (*stacked.dims[:place], row, *stacked.dims[place:])
+        found[outer.name] = collect(Form(dims, stacked.terms))
+    return found
+
+
+def read_steps(e: Evaluator, node: gs.Node) -> Steps | None:
+    """Return the body of a Scan as forms; None where it has directions, or is not followed."""
     body, count = node.attrs["body"], node.attrs["num_scan_inputs"]
     states = len(node.inputs) - count
     steps = steps_of(e, node, states, count)
-    if steps is None:
+    starts = e.forms(node.inputs[:states])
+    if steps is None or starts is None:
         return None
     time, given = steps
-    starts = e.forms(node.inputs[:states])
-    if starts is None:
-        return None
     bound = dict(zip((t.name for t in body.inputs[states:]), given, strict=True))
     for tensor, start in zip(body.inputs[:states], starts, strict=True):
         # The state before the step is a leaf; the step is one more label of it, as it changes.
@@ -52,29 +89,14 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
     inside = Evaluator(body, bound, outer=e)
     made = {o.name for n in body.nodes for o in n.outputs}
-    following = {
-        tensor.name: followed(inside.form(after), made)
-        for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True)
-    }
-    first = {tensor.name: f for tensor, f in zip(body.inputs, starts, strict=False)}
-    before = _before(e, following, first, time)
-    if before is None:
-        return None
-    axes = node.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
-    found: dict[str, Form] = {}
-    outputs = zip(body.outputs[states:], node.outputs[states:], axes, strict=True)
-    for inner, outer, axis in outputs:
-        form = followed(inside.form(inner), made)
-        form = None if form is None else _without_states(form, before)
-        if form is None:
-            continue
-        place = axis % (len(form.dims) + 1)
-        # Outputs of all steps are stacked: the parameter becomes a dim.
-        row: Index = (Axis(time.size),)
-        stacked = form.rename({time: row})
-        dims = (*stacked.dims[:place], row, *stacked.dims[place:])
-        found[outer.name] = collect(Form(dims, stacked.terms))
-    return found
+    forms = [followed(inside.form(after), made) for after in body.outputs]
+    names = [t.name for t in body.inputs[:states]]
+    return Steps(
+        time,
+        dict(zip(names, starts, strict=True)),
+        dict(zip(names, forms[:states], strict=True)),
+        forms[states:],
+    )
 
 
 def _before(

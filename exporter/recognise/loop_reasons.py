@@ -1,0 +1,75 @@
+"""Linear loops over tokens that no operator has: the part of their step that is in the way.
+
+g' = a g + u            each state by itself, entry by entry, from zeros or weights: is read
+h' = b h + g            one that reads another: the loop has two loops in a row
+y  = g + h              a sum of two: each has a sum over tokens of its own
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.rules.scan import Steps, read_steps
+from linexport.recognise.scan_body import starts_of
+from linexport.recognise.terms import Form, Leaf
+
+LINEAR = "is linear in its states, but "
+
+OTHER = (
+    "is a linear recurrence, but of no form that the operators have: what keeps their state is "
+    "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
+    "It stays a loop"
+)
+
+BEGUN = LINEAR + (
+    "begins with a state that is computed of the inputs, where the operators begin with zeros or "
+    "with weights. It stays a loop. Where the state begins with zeros, what it began with can be "
+    "added to the first token"
+)
+
+CASCADE = LINEAR + (
+    "one of them reads another. It stays a loop. Where the one that is read has a number for each "
+    "channel, a loop of its own for it, and a second one over what that gives, are both fused"
+)
+
+SUM = LINEAR + (
+    "it gives a sum of what two of them are. It stays a loop. Where the loop gives each by itself, "
+    "in lists of their own for torch.stack, and they are added behind it, both are fused"
+)
+
+
+def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
+    """Return why a Scan, or a Loop, that is linear in its states is not fused."""
+    steps = read_steps(e, node) if node.op == "Scan" else None
+    if steps is not None and not all(_is_entrywise(f, steps) for f in steps.following.values()):
+        return OTHER
+    if any(map(partial(_is_computed, e), starts_of(node))):
+        return BEGUN
+    if steps is None:
+        return OTHER
+    if any(_states(f, steps) - {name} for name, f in steps.following.items()):
+        return CASCADE
+    return SUM if any(len(_states(form, steps)) > 1 for form in steps.outputs) else OTHER
+
+
+def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:
+    """Return whether a state before all steps depends on values of the inputs."""
+    form = e.form(start)
+    return not e.is_weight(start) and (form is None or form.scalar is None)
+
+
+def _states(form: Form | None, steps: Steps) -> set[str]:
+    """Return the states that are factors of a form."""
+    leaves = (f for term in (form.terms if form else ()) for f in term.of(Leaf))
+    return {f.tensor.name for f in leaves} & steps.following.keys()
+
+
+def _is_entrywise(form: Form | None, steps: Steps) -> bool:
+    """Return whether entries after a step are of the same entries of states before it."""
+    if form is None:
+        return False
+    own = [f for term in form.terms for f in term.of(Leaf) if f.tensor.name in steps.following]
+    return all(f.dims[:-1] == form.dims and f.function == ("x",) for f in own)
