@@ -341,13 +341,31 @@ MIXES = {
     "Concat": "a = Concat <axis = 1> (x, x)  hi = Constant <value = int64[1] {9}> ()"
     "lo = Constant <value = int64[1] {0}> () o = Constant <value = int64[1] {1}> ()"
     "s = Slice(a, lo, hi, o) m = ReduceMean(s, o) q = Add(x, m)",
+    "Slice": "q = Slice(x, last, before, axis, last)",
+    "Pad": "q = Pad(x, shifted)",
+    "Slice of an unknown part": "length = Shape <start = 1, end = 2> (x) half = Div(length, two)"
+    "late = Slice(x, half, length, axis)  early = Slice(x, nothing, half, axis)"
+    "q = Concat <axis = 1> (late, early)",
 }
+PLACES = {
+    "last": [-1],
+    "before": [-(1 << 40)],
+    "axis": [1],
+    "two": [2],
+    "nothing": [0],
+    "four": [4],
+    "shifted": [0, -1, 0, 0, 1, 0],
+    "channels": [0, 0, -1, 0, 0, 1],
+}
+PLACES = {name: np.array(value) for name, value in PLACES.items()}
 
 
 @pytest.mark.parametrize("op", MIXES)
 def test_what_mixes_tokens_is_named(graph: Build, op: str) -> None:
-    found = sequence_axis.mixing(graph(MIXES[op], {**KERNEL, "unit": np.ones(1, np.float32)}))
-    assert found and found[0].startswith(op), found
+    found = sequence_axis.mixing(
+        graph(MIXES[op], {**KERNEL, **PLACES, "unit": np.ones(1, np.float32)})
+    )
+    assert found and found[0].startswith(op.partition(" ")[0]), found
 
 
 PER_TOKEN = [
@@ -359,6 +377,8 @@ PER_TOKEN = [
     "b = Transpose <perm = [0, 2, 1, 3]> (a) c = Transpose <perm = [0, 2, 1, 3]> (b)"
     "t = Constant <value = int64[3] {0, 0, 8}> () q = Reshape(c, t)",
     "q = Relu(x)",
+    "q = Pad(x, channels)",
+    "a = Slice(x, nothing, four, last)  q = Concat <axis = -1> (a, a)",
     CONV % "y = Conv <kernel_shape = [1], group = 8> (c, unit)",
 ]
 
@@ -366,7 +386,7 @@ PER_TOKEN = [
 @pytest.mark.parametrize("body", PER_TOKEN)
 def test_what_acts_per_token_is_not(graph: Build, body: str) -> None:
     weights = {"square": np.ones((8, 8), np.float32), "unit": np.ones((8, 1, 1), np.float32)}
-    assert sequence_axis.mixing(graph(body, weights)) == []
+    assert sequence_axis.mixing(graph(body, {**weights, **PLACES})) == []
 
 
 def test_attention_that_sees_all_tokens_mixes_them(graph: Build) -> None:

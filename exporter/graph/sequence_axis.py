@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -120,13 +121,15 @@ def _has_size(node: gs.Node, sizes: set[int | str]) -> bool:
 
 
 def _mixes(node: gs.Node, tokens: str) -> bool:
-    if node.op in SIZES_ONLY:
+    if node.op in SIZES_ONLY or not node.inputs:
         return False
     if node.op == "Scan" and any(_is_carried(t) for t in node.inputs):
         return False
     op = _op(node)
     if op and op.causal(node.attrs):
         return _elsewhere(node, op, tokens)
+    if _moves(node, tokens):
+        return True
     places = list(_places(node.inputs, tokens))
     if not places:
         return False
@@ -140,6 +143,23 @@ def _mixes(node: gs.Node, tokens: str) -> bool:
 def changes_along(node: gs.Node, tokens: str) -> bool:
     """Return whether a node changes the length of the token axis, or works along it."""
     return _changes_length(node, tokens) or _works_along(node, tokens)
+
+
+def _moves(node: gs.Node, tokens: str) -> bool:
+    """Return whether a node gives as many tokens in other places: flipped, shifted or joined."""
+    given, made = (list(t.shape or ()) for t in (node.inputs[0], node.outputs[0]))
+    if node.op == "Concat":
+        return bool(made) and made[node.attrs["axis"]] == tokens
+    numbers = [t.values if isinstance(t, gs.Constant) else None for t in node.inputs[1:]]
+    if node.op == "Pad" and numbers[0] is not None and len(numbers) < 3:
+        front, behind = np.reshape(numbers[0], (2, -1)).tolist()
+        padded = zip(given, front, behind, strict=False)
+        return any(size == tokens and (a or b) for size, a, b in padded)
+    if node.op != "Slice" or len(numbers) < 3 or numbers[2] is None:
+        return False
+    cut = [given[axis] for axis in np.ravel(numbers[2]) if given]
+    backwards = len(numbers) > 3 and numbers[3] is not None and bool((numbers[3] < 0).any())
+    return tokens in cut and (backwards or not made)
 
 
 def _elsewhere(node: gs.Node, op: Op, tokens: str) -> bool:
