@@ -74,6 +74,20 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
     return FourierConvolution((x[0], y[0]), x[1], length, (first, second), turned)
 
 
+def wraps_around(e: Evaluator, node: gs.Node) -> bool:
+    """Return whether a transform is too short for a convolution whose ends do not meet."""
+    inverses = (n for n in e.graph.nodes if n.op == "DFT" and n.attrs.get("inverse", 0))
+    length = _length(e, node)
+    if length is None or next(inverses, None) is None:
+        return False
+    for spectrum in (node.outputs[0], None):  # as it is, or without a first dim of size 1
+        operand = _operand(e, node, spectrum)
+        sizes = None if operand is None else e.sizes(operand[0])
+        if operand is not None and sizes is not None:
+            return not compare(length, sizes[operand[1]], lambda a, b: a >= 2 * b - 1)
+    return False
+
+
 def compare(a: Size, b: Size, holds: Callable[[int, int], bool]) -> bool:
     """Return whether something holds of two sizes, whatever the one symbol in them is."""
     symbols = symbols_in(a) | symbols_in(b)
@@ -189,7 +203,9 @@ def _unsqueezed(e: Evaluator, spectrum: gs.Tensor) -> gs.Tensor:
     )
 
 
-def _operand(e: Evaluator, node: gs.Node, spectrum: gs.Tensor) -> tuple[gs.Tensor, int] | None:
+def _operand(
+    e: Evaluator, node: gs.Node, spectrum: gs.Tensor | None
+) -> tuple[gs.Tensor, int] | None:
     """Return what a transform is of, before zeros were appended, and along which dim."""
     if node.attrs.get("inverse", 0) or not node.attrs.get("onesided", 0):
         return None

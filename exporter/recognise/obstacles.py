@@ -15,6 +15,7 @@ from linexport.graph import sequence_axis
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
+from linexport.recognise.fourier import wraps_around
 from linexport.recognise.loop_reasons import linear_loop_reason
 from linexport.recognise.nodes import written_size
 from linexport.recognise.rules.kernels import is_long, long_obstacle
@@ -41,6 +42,12 @@ LONG_REASONS = {
     "": f"{LONG}. It is fused behind as many zeros but one, of stride 1, where each channel has "
     f"one kernel, which is {SUM}",
 }
+
+CIRCULAR = (
+    "is a Fourier transform along {dim} of fewer than 2 T - 1 numbers, T the tokens: a product of "
+    "such is a circular convolution, in which the last tokens reach the first ones. A causal one "
+    f"has n = 2 * T in rfft and irfft; it is fused where its kernel is {SUM}"
+)
 
 REASONS = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), "compares all tokens of {dim}: not a sum"),
@@ -183,6 +190,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
                 return READ_OTHERWISE.format(operator=read)
             return linear_loop_reason(e, node)
         return f"has a body that is not linear in its state: {operator} is computed of it"
+    if node.op == "DFT" and wraps_around(e, node):
+        return CIRCULAR.format(dim=dim)
     if is_long(node):
         return LONG_REASONS[long_obstacle(e, node)].format(dim=dim)
     if node.op in REASONS:
