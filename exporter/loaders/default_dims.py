@@ -2,9 +2,9 @@
 
 Dim 0 of every tensor is the batch. Dim 1 is the sequence in integer and boolean tensors of rank 2
 (tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
-rank 2 it may be (gates, resets) where it has the size of a sequence, which no width has: torch is
-left to find out. torch.export takes a dim of size 1 for a constant, so such examples are repeated
-to size 2.
+rank 2 (gates, resets) and others of rank 3 (resets of heads) it may be, where it has the size of a
+sequence, which no width has: torch is left to find out. torch.export takes a dim of size 1 for a
+constant, so such examples are repeated to size 2.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def default_dims(args: tuple[Any, ...]) -> DefaultDims:
         size
         for tensor in tensors
         if _has_numbers(tensor, lengths & widths)
-        for size in tensor.shape[1:]
+        for size in tensor.shape[1:2]
     }
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -123,9 +123,9 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
 
 
 def _has_numbers(tensor: torch.Tensor, lengths: set[int]) -> bool:
-    """Return whether a tensor may have a number of each token, (B, T)."""
-    plain = tensor.dim() == 2 and not _has_sequence(tensor)
-    return plain and tensor.shape[1] in lengths
+    """Return whether a tensor may have numbers of each token, (B, T), or of each of its heads."""
+    ranks = (2,) if tensor.is_floating_point() else (2, 3)
+    return tensor.dim() in ranks and not _has_sequence(tensor) and tensor.shape[1] in lengths
 
 
 def _dynamic_lengths(sequences: set[int]) -> set[int]:
@@ -145,7 +145,7 @@ def _warnings(
         found.append(f"dim 1 of the inputs where it is {size} stays constant")
     for size in sorted(unclear):
         found.append(
-            f"dim 1 of the inputs (batch, {size}) stays constant: {size} is a width as well as a "
+            f"dim 1 of inputs (batch, {size}) stays constant: {size} is a width as well as a "
             "length. Where they have a number of each token, give examples of another length, or "
             "return dynamic_shapes"
         )

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import onnx_graphsurgeon as gs
+
+from linexport.graph.edit import producer
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.decay import common_exponent
 from linexport.recognise.recurrence import read_recurrence
@@ -18,6 +21,26 @@ from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 
 Axes = frozenset[Axis]
+
+
+MASKS = "make a causal mask in the model (tril), and mask tokens by a mask of keys"
+
+SEGMENTS = (
+    "it is made by comparing a number of each query with one of each key, as segments between "
+    "resets are. A state that is cleared is fused as a loop over tokens, in which each step begins "
+    "with state = torch.where(reset[:, t], 0, state), for each head by itself or for all"
+)
+
+COPIES = ("Cast", "Not", "Reshape", "Transpose", "Unsqueeze", "Where")
+"""Operators that give what their first input says, or the opposite."""
+
+
+def _is_comparison(tensor: gs.Tensor) -> bool:
+    """Return whether a mask says which queries and keys have the same number."""
+    node = producer(tensor)
+    while node is not None and node.op in COPIES:
+        node = producer(node.inputs[0])
+    return node is not None and node.op == "Equal"
 
 
 def assign_roles(product: Term, form: Form) -> Roles | None:
@@ -149,10 +172,10 @@ def _sides(
     if not query or not key or not channels:
         return None
     if masklike:
+        advice = SEGMENTS if _is_comparison(masklike[0].tensor) else MASKS
         raise NotAttentionError(
             f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its "
-            "scores and is not known to be a triangle or a decay: make a causal mask in the model "
-            "(tril), and mask tokens by a mask of keys"
+            f"scores and is not known to be a triangle or a decay: {advice}"
         )
     # Truth values that have a width are values, such as spikes: a mask is one for all of it.
     shared = set(key_position).union(*(f.axes for f in (*query, *key)))

@@ -99,8 +99,10 @@ def test_a_one_among_longer_sequences_is_a_broadcast_and_stays() -> None:
 
 def test_numbers_of_each_token_vary_with_the_sequence_where_torch_lets_them() -> None:
     numbers = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.AUTO}
-    chosen = default_dims((zeros(2, 5, 8), zeros(2, 5), zeros(2, 8)))
-    assert chosen.dynamic_shapes == (BOTH, numbers, BATCH) and chosen.warnings == ()
+    heads = zeros(2, 5, 3, dtype=torch.bool)
+    chosen = default_dims((zeros(2, 5, 8), zeros(2, 5), zeros(2, 8), heads, zeros(2, 5, 8, 8)))
+    assert chosen.dynamic_shapes == (BOTH, numbers, BATCH, numbers, BATCH)
+    assert chosen.warnings == ()
     chosen = default_dims((zeros(2, 8, 8), zeros(2, 8)))
     assert chosen.dynamic_shapes == (BOTH, BATCH)
     assert "8 is a width as well as a length" in chosen.warnings[0]

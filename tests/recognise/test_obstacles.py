@@ -114,6 +114,11 @@ def weights_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores @ v / (scores.sum(-1, keepdim=True) + 1)
 
 
+def segments(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    number = (v[..., 0] > 0.5).cumsum(1)
+    return ((q @ k.mT).tril() * (number[:, :, None] == number[:, None])) @ v
+
+
 def projected_along_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     table = TABLE[: k.shape[1]].mT
     return (q @ (table @ k).mT).softmax(-1) @ (table @ v)
@@ -145,6 +150,7 @@ CASES = {
     average: ("adds up tokens", "alone, not of a product of query, key and value"),
     weights_of_pairs: ("cos, with a number for each query and key", "make a causal mask"),
     tree_scan: ("Pad", "tree scan"),
+    segments: ("as segments between resets are", "torch.where(reset[:, t], 0, state)"),
     rwkv4: ("exponents", "of each query subtracted"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
     epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),
