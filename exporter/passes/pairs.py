@@ -27,17 +27,17 @@ class StatePairs:
     axis: int | None = None
     alternate: bool = False
 
-    def basis(self, dtype: np.dtype[np.generic]) -> list[Column]:
-        """Return states whose real parts are 1."""
+    def basis(self, dtype: np.dtype[np.generic], stem: str) -> list[Column]:
+        """Return states whose real parts are 1; ``stem`` begins the name of the numbers."""
         ones = np.ones([1, *map(int, self.shape[1:])], dtype)
         if self.axis is None:
-            return [gs.Constant("one", np.ones([1] * len(self.shape), dtype)), None]
+            return [gs.Constant(f"{stem}/one", np.ones([1] * len(self.shape), dtype)), None]
         both = [ones, np.zeros_like(ones)]
         if self.alternate:
             entries = np.stack(both, self.axis + 1).reshape(1, *map(int, self._whole(1)[1:]))
         else:
             entries = np.concatenate(both, self.axis)
-        return [gs.Constant("one", entries)]
+        return [gs.Constant(f"{stem}/one", entries)]
 
     def parts(self, states: Sequence[Column], stem: str) -> tuple[list[gs.Node], list[Column]]:
         """Return nodes of a step that take states apart, and what they give."""

@@ -214,7 +214,7 @@ class _Turning:
         """Write h, (B, T, N), and return nodes in front of that."""
         step = self._step("columns")
         columns = StepColumns(step, self.count)
-        basis = self.pairs.basis(np.dtype(step.inputs[0].dtype))
+        basis = self.pairs.basis(np.dtype(step.inputs[0].dtype), self.name)
         (own, kept), (added_by, added) = (
             self.pairs.parts(states, f"{self.name}/{stem}")
             for stem, states in (("kept", columns.linear(basis)), ("added", columns.added()))

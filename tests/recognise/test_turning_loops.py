@@ -169,3 +169,31 @@ def test_a_withdrawn_match_stays_a_loop() -> None:
     found = rewritten(Recurrence(), {match.where: "it differs"})
     assert not found.findings.matches
     assert [(r.where, r.reason) for r in found.findings.rejected] == [(match.where, "it differs")]
+
+
+class Neighbours(nn.Module):
+    """Layers whose pairs are neighbours, of a width of its own each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = (2, 3)
+        self.layers = nn.ModuleList((nn.Linear(16, 6), nn.Linear(4, 9)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, n in zip(self.layers, self.pairs, strict=True):
+            added, angles = layer(x.tanh()).split((2 * n, n), -1)
+            cos, sin = angles.cos(), angles.sin()
+            h, found = torch.zeros_like(added[:, 0]), []
+            for t in range(x.shape[1]):
+                both = torch.stack(turned(h[:, 0::2], h[:, 1::2], cos[:, t], sin[:, t]), -1)
+                h = 0.9 * both.flatten(-2) + added[:, t]
+                found.append(h)
+            x = torch.stack(found, 1)
+        return x
+
+
+def test_numbers_of_two_loops_have_names_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """Tensors of one name would be one tensor in the file, and onnx-graphsurgeon warns of them."""
+    assert len(rewritten(Neighbours()).findings.matches) == 2
+    written = capfd.readouterr()
+    assert "share the same name" not in written.out + written.err
