@@ -112,7 +112,7 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
     outputs = {o.name for o in model.graph.output}
     casts = [n for n in model.graph.node if n.op_type == "Cast"]
     casts_in = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
-    casts_in |= _turned(model, inputs, casts_in)
+    casts_in |= _turned(model, inputs)
     casts_out = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
     shapes = known_shapes(model)
     found = []
@@ -144,14 +144,17 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
     return found
 
 
-def _turned(
-    model: onnx.ModelProto, inputs: Collection[str], casts: dict[str, str]
-) -> dict[str, str]:
-    """Return pasts that signs or turns multiply, see ``expose_past_present``, by the product."""
-    pasts = {name for name in inputs if name.startswith("past_")}
-    products = [n for n in model.graph.node if n.op_type in ("Mul", "MatMul")]
-    found = {(n.output[0], casts.get(x, x)) for n in products for x in n.input}
-    return {product: past for product, past in found if past in pasts}
+def _turned(model: onnx.ModelProto, inputs: Collection[str]) -> dict[str, str]:
+    """Return pasts that signs or turns multiply, see ``expose_past_present``, by what they become.
+
+    A turn may be in another type and shape, and sum the parts of pairs.
+    """
+    found = {name: name for name in inputs if name.startswith("past_")}
+    for node in model.graph.node:
+        if node.op_type in ("Cast", "MatMul", "Mul", "ReduceSum", "Reshape"):
+            pasts = [found[name] for name in node.input if name in found]
+            found |= dict.fromkeys(node.output, pasts[0]) if pasts else {}
+    return found
 
 
 def is_rows(name: str) -> bool:

@@ -13,6 +13,7 @@ validation to decide, not for this pass.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from linexport.graph.edit import is_read, producer
 from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
+from linexport.recognise.nodes import element_type
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
@@ -76,14 +78,39 @@ def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, 
     None where the graph provides another past.
     """
     past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
-    # A product of zeros and signs or turns, see ``recognise.signed`` and ``recognise.turns``, which
-    # are of the tokens at hand.
-    turn = None if past.is_empty() else producer(past)
+    # A product of zeros and signs or turns, see ``recognise.signed``, ``recognise.turns`` and
+    # ``models.flash_linear_attention.mamba3``, which are of the tokens at hand.
+    turn = None if past.is_empty() else producer(past if known.is_zero(past) else _unshaped(past))
     if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
         zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
         return (turn, zeros[0]) if zeros else None
     zero = port.initial_value == 0 and not past.is_empty() and known.is_zero(past)
     return (node, port.past) if past.is_empty() or zero else None
+
+
+def _unshaped(tensor: gs.Tensor) -> gs.Tensor:
+    """Return what a tensor is a sum of, or the same numbers in another shape or type."""
+    node = producer(tensor)
+    moved = node is not None and node.op in ("Cast", "ReduceSum", "Reshape")
+    return _unshaped(node.inputs[0]) if node is not None and moved else tensor
+
+
+def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Tensor:
+    """Return a past in the shape and the type of the zeros that it takes the place of."""
+    sizes = list(zeros.shape or ())[1:]
+    found: gs.Tensor = past
+    if not all(isinstance(n, int) for n in sizes) or math.prod(sizes) != math.prod(past.shape[1:]):
+        return past
+    if sizes != list(past.shape[1:]):
+        target = gs.Constant(f"{past.name}/shape", np.asarray([0, *sizes], np.int64))
+        found = gs.Variable(f"{past.name}/reshaped", past.dtype, [past.shape[0], *sizes])
+        graph.nodes.append(gs.Node("Reshape", found.name, {}, [past, target], [found]))
+    if zeros.dtype is not None and zeros.dtype != past.dtype:
+        cast = gs.Variable(f"{past.name}/cast", zeros.dtype, found.shape)
+        to = {"to": element_type(np.dtype(zeros.dtype))}
+        graph.nodes.append(gs.Node("Cast", cast.name, to, [found], [cast]))
+        found = cast
+    return found
 
 
 def _attach(
@@ -96,7 +123,8 @@ def _attach(
     found = _beginning(node, port, known)
     assert found is not None
     reader, place = found
-    reader.inputs[place] = past
+    zeros = reader.inputs[place]
+    reader.inputs[place] = past if zeros.is_empty() else _in_place_of(graph, past, zeros)
     graph.inputs.append(past)
     while len(node.outputs) <= port.present:
         node.outputs.append(gs.Variable.empty())
