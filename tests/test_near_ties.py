@@ -198,7 +198,9 @@ def without_choices(change: Change) -> Any:
     raise AssertionError("it is not opened")
 
 
-@pytest.fixture(scope="module", params=["mixtures", "grouped_mixtures"])
+@pytest.fixture(
+    scope="module", params=["mixtures", pytest.param("grouped_mixtures", marks=pytest.mark.slow)]
+)
 def mixture(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An artifact of four layers of 64 experts, two and two of which score alike."""
     folder = tmp_path_factory.mktemp("mixtures") / request.param
