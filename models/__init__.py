@@ -5,9 +5,10 @@ Importing this package registers the linexport operators with PyTorch, so that a
 who convert their own model need none of them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.models import torch_ops as torch_ops
+from linexport.system.first_use import on_first_use
 
 if TYPE_CHECKING:
     from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
@@ -49,10 +50,4 @@ _HOMES = {
     "ShortConv": "short_conv",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_first_use(__name__, _HOMES)

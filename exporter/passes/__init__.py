@@ -5,7 +5,9 @@ package; see ``contract.Pass``. Stages run in order; within a stage the order of
 matter. All of it is imported when it is first used: an artifact is opened without PyTorch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from linexport.system.first_use import on_first_use
 
 if TYPE_CHECKING:
     from linexport.passes.contract import (
@@ -45,10 +47,4 @@ _HOMES = {
     **dict.fromkeys(("Rewritten", "rewrite", "run"), "rewriting"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_first_use(__name__, _HOMES)

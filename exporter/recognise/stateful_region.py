@@ -46,7 +46,6 @@ MOVING = {
 """Operators that compute polynomials and exponentials of their inputs, and those that move values.
 The condition of Where, and indices, must follow from sizes alone."""
 
-INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 NOT_DATA = {
     "Div": (1,),
     "Where": (0,),

@@ -5,7 +5,9 @@ Names are imported when they are first used: the options of a server cost no run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from linexport.system.first_use import on_first_use
 
 if TYPE_CHECKING:
     from linexport.serving.pool import Pool
@@ -14,16 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool", "PrefixCache", "Session"]
 
-_HOMES = {
-    "Pool": "linexport.serving.pool",
-    "PrefixCache": "linexport.serving.prefix_cache",
-    "Session": "linexport.serving.session",
-}
+_HOMES = {"Pool": "pool", "PrefixCache": "prefix_cache", "Session": "session"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'linexport.serving' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = on_first_use(__name__, _HOMES)

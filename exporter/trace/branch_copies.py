@@ -23,9 +23,8 @@ def separate(program: torch.export.ExportedProgram) -> None:
 
 
 def _separate(module: GraphModule) -> None:
-    for node in list(module.graph.nodes):
-        if node.target is not torch.ops.higher_order.cond:
-            continue
+    conditions = [n for n in module.graph.nodes if n.target is torch.ops.higher_order.cond]
+    for node in conditions:
         condition, *branches, operands = node.args
         for branch in branches:
             inner = getattr(module, branch.target)
@@ -34,14 +33,15 @@ def _separate(module: GraphModule) -> None:
             output.args = _copied(inner.graph, output, output.args)
             inner.recompile()
         node.args = (condition, *branches, _copied(module.graph, node, operands))
-    module.recompile()
+    if conditions:
+        module.recompile()
 
 
 def _copied(graph: Graph, before: Node, values: Any) -> Any:
     """Return nested values, of which tensors are copied in front of a node."""
 
-    def copy(value: Any) -> Any:
-        if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+    def copy(value: Node) -> Node:
+        if not isinstance(value.meta.get("val"), torch.Tensor):
             return value
         with graph.inserting_before(before):
             made = graph.call_function(CLONE, (value,))

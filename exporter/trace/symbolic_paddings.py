@@ -28,13 +28,15 @@ PADDING = 4
 
 def write_pads(program: torch.export.ExportedProgram) -> None:
     """Pad the inputs of convolutions whose padding is no number, in place."""
-    graph = program.graph
+    graph, found = program.graph, False
     for node in graph.nodes:
         rank = CONVOLUTIONS.get(node.target)
         paddings = list(node.args[PADDING]) if rank and len(node.args) > PADDING else []
         if rank and any(isinstance(p, Node) for p in paddings):
             _pad(graph, node, paddings * (rank // len(paddings)))
-    program.graph_module.recompile()
+            found = True
+    if found:
+        program.graph_module.recompile()
 
 
 def _pad(graph: Graph, node: Node, paddings: list[Any]) -> None:
