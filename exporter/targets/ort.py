@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from linexport.plugins.ops import causal_conv, generalized_delta_rule, linear_attention
-from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
+from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, single_numbers, view
 from linexport.plugins.ops.op import Node
 from linexport.targets import convolution, diagonal, kernels, native_kernel
 from linexport.targets.base import OrtSession, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
 
 WIDEST_KEY = 256
+NUMBERS = "keys and values of width one: all heads as channels, chunks of tokens at once"
 GROUPS = (1, 2, 4, 8)
 """Query heads per key/value head that the CPU kernel has a fast path for."""
 
@@ -36,6 +37,9 @@ def _attention(node: Node) -> Sequence[Candidate]:
         return [replace(portable, reason="bidirectional: two matrix products")]
     if kernels.by_kappa(node):
         return [replace(portable, reason=kernels.BY_KAPPA)]
+    if single_numbers.fits(spec, sizes) and SCALE not in node.shapes:
+        native = Candidate("native", "ONNX Runtime's kernel", kernels.native)
+        return [replace(portable, reason=NUMBERS), native]
     if diagonal.fits(node):
         return [
             Candidate("by_element", diagonal.REASON, diagonal.by_element),

@@ -9,7 +9,7 @@ from onnx import defs, helper
 
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.linear_attention import bidirectional, chunk, pair_blocks
+from linexport.plugins.ops.linear_attention import bidirectional, chunk, pair_blocks, single_numbers
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
 from linexport.plugins.ops.linear_attention.decay_scale import SCALE, multiplied_out
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
@@ -36,6 +36,7 @@ __all__ = [
     "absorbed_map",
     "linear_attention",
     "multiplied_out",
+    "single_numbers",
     "view",
 ]
 
@@ -108,6 +109,8 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     b, inputs, phi = Body(), node.inputs[: len(INPUTS)], absorbed_map(node)
     if not spec.causal:
         return b, bidirectional.write(b, spec, sizes, inputs, phi)
+    if single_numbers.fits(spec, sizes):
+        return b, single_numbers.write(b, spec, sizes, inputs, phi)
     if phi is not None and pair_blocks.fits(spec, phi):
         return b, pair_blocks.write(b, spec, sizes, inputs, phi)
     return b, chunk.write(b, spec, sizes, inputs, phi)
