@@ -20,7 +20,7 @@ from linexport.patches import Patch, Swap
 from linexport.patches.softmax_attention import attend
 
 
-def forward(
+def kimi_forward(
     self: Any,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
@@ -32,21 +32,66 @@ def forward(
         query = self.q_proj(hidden_states)
     else:
         query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
-    query = query.unflatten(2, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
+    queries, keys = _queries(self, query), _latents(self, hidden_states)
+    output = _attended(self, queries, keys, attention_mask, past_key_values)
+    return self.o_proj(output.flatten(2)), None
+
+
+def bailing_forward(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Stands in for ``BailingHybridAttention.forward``: r and q'' turn, and heads have gates."""
+    cos, sin = (x[:, None, :, : x.shape[-1] // 2] for x in position_embeddings)
+
+    def turn(x: Tensor) -> Tensor:
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
+
+    own, turned = _queries(self, self.q_proj(hidden_states))
+    latent, shared = _latents(self, hidden_states)
+    keys = (latent, turn(shared))
+    output = _attended(self, (own, turn(turned)), keys, attention_mask, past_key_values)
+    gate = torch.sigmoid(self.g_proj(hidden_states).float()).to(hidden_states.dtype)
+    return self.o_proj((output * gate.unsqueeze(-1)).flatten(2)), None
+
+
+def _queries(self: Any, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q' (B, H, T, d_k) and q'' (B, H, T, d_r)."""
+    heads = query.unflatten(2, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
+    own, turned = heads.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
+    return own, turned
+
+
+def _latents(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return c (B, 1, T, rank) and r (B, 1, T, d_r)."""
     compressed = self.kv_a_proj_with_mqa(hidden_states)
     latent, shared = compressed.split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
-    latent, shared = self.kv_a_layernorm(latent).unsqueeze(1), shared.unsqueeze(1)
+    return self.kv_a_layernorm(latent).unsqueeze(1), shared.unsqueeze(1)
+
+
+def _attended(
+    self: Any,
+    query: tuple[Tensor, Tensor],
+    keys: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    past_key_values: Any,
+) -> Tensor:
+    """Return what the heads give, (B, T, H, d_v), of q' and q'', c and r."""
+    latent, shared = keys
     if past_key_values is not None:
         latent, shared = past_key_values.update(latent, shared, self.layer_idx)
-
     widths = (self.qk_nope_head_dim, self.v_head_dim)
     heads = self.kv_b_proj.weight.unflatten(0, (self.num_heads, sum(widths)))
     to_key, to_value = heads[:, : widths[0]], heads[:, widths[0] :]
-    query = torch.cat([query[..., : widths[0]] @ to_key, query[..., widths[0] :]], -1)
+    absorbed = torch.cat([query[0] @ to_key, query[1]], -1)
     seen = torch.cat([latent, shared], -1)
-    output, _ = attend(query, seen, latent, attention_mask, self.scaling)
-    output = output @ to_value.transpose(1, 2)
-    return self.o_proj(output.transpose(1, 2).flatten(2)), None
+    output, _ = attend(absorbed, seen, latent, mask, self.scaling)
+    return (output @ to_value.transpose(1, 2)).transpose(1, 2)
 
 
 PATCH = Patch(
@@ -54,9 +99,21 @@ PATCH = Patch(
         Swap(
             "KimiLinearAttention.forward",
             ("self", "hidden_states", "attention_mask", "past_key_values", "kwargs"),
-            forward,
+            kimi_forward,
+        ),
+        Swap(
+            "BailingHybridAttention.forward",
+            (
+                "self",
+                "hidden_states",
+                "position_embeddings",
+                "attention_mask",
+                "past_key_values",
+                "kwargs",
+            ),
+            bailing_forward,
         ),
     ),
-    families=("kimi_linear",),
+    families=("bailing_hybrid", "kimi_linear"),
     tried=("transformers 5.23.0",),
 )

@@ -149,29 +149,42 @@ def test_attention_with_a_bias_of_every_head_is_the_library_s(groups: int) -> No
         assert "aten::cat" not in {event.key for event in run.key_averages()}
 
 
-@pytest.mark.parametrize("rank_of_queries", [None, 12])
-def test_latent_attention_is_the_library_s(rank_of_queries: int | None) -> None:
+@pytest.mark.parametrize("kind", ["kimi_linear", "kimi_linear, query ranks", "bailing_hybrid"])
+def test_latent_attention_is_the_library_s(kind: str) -> None:
     """Absorbed here, expanded there; both from the latents of a past."""
-    from transformers import DynamicCache, KimiLinearConfig
+    from transformers import BailingHybridConfig, DynamicCache, KimiLinearConfig
+    from transformers.models.bailing_hybrid import modeling_bailing_hybrid as bailing
     from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 
-    config = KimiLinearConfig(**TINY["kimi_linear"], q_lora_rank=rank_of_queries)
-    config._attn_implementation = "eager"
     torch.manual_seed(0)
-    layer = kimi.KimiLinearAttention(config, 1).eval()
+    if kind == "bailing_hybrid":
+        config: Any = BailingHybridConfig(**TINY[kind], attn_implementation="eager")
+        library, own, replacement = bailing, bailing.BailingHybridAttention, "bailing_forward"
+        angles = torch.randn(2, 9, config.qk_rope_head_dim // 2).repeat(1, 1, 2)
+        turns = zip(angles.cos().split([6, 3], 1), angles.sin().split([6, 3], 1), strict=True)
+    else:
+        rank = 12 if "ranks" in kind else None
+        config = KimiLinearConfig(
+            **TINY["kimi_linear"], q_lora_rank=rank, attn_implementation="eager"
+        )
+        library, own, replacement = kimi, kimi.KimiLinearAttention, "kimi_forward"
+        turns = None
+    layer = own(config, 1).eval()
     for weight in layer.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     pieces = torch.randn(2, 9, config.hidden_size).split([6, 3], 1)
     masks = [torch.randn(2, 1, 6, 6), torch.randn(2, 1, 3, 9)]
+    places = [(), ()] if turns is None else [(turn,) for turn in turns]
 
     def run() -> list[torch.Tensor]:
         past = DynamicCache(config=config)
         with torch.no_grad():
-            return [layer(x, m, past)[0] for x, m in zip(pieces, masks, strict=True)]
+            calls = zip(pieces, places, masks, strict=True)
+            return [layer(x, *place, mask, past)[0] for x, place, mask in calls]
 
     expected = run()
-    with patches.applied([kimi]):
-        assert layer.forward.__func__ is latent_attention.forward
+    with patches.applied([library]):
+        assert layer.forward.__func__ is getattr(latent_attention, replacement)
         torch.testing.assert_close(run(), expected)
 
 
