@@ -148,8 +148,10 @@ class Mamba3(nn.Module):
             torch.promote_types(step.dtype, torch.float32)
         )
         parts = (turns * TURN).round().to(torch.int64) * context.keep.unsqueeze(2).unsqueeze(3)
-        done = F.pad(parts.cumsum(1), (0, 0, 0, 0, 1, 0))
-        later = (done[:, -1:] - done + TURN // 2) % TURN - TURN // 2
+        done = parts.cumsum(1)
+        # No padding: ONNX Runtime's CUDA provider has none of integers.
+        later = torch.cat([done[:, -1:], done[:, -1:] - done], 1)
+        later = (later + TURN // 2) % TURN - TURN // 2
         radians = later.unsqueeze(2).to(step.dtype) * (2 * math.pi / TURN)
         rest = (0, self.settings.state_size // 2 - radians.shape[-1])
         return F.pad(radians.cos(), rest, value=1.0), F.pad(radians.sin(), rest)

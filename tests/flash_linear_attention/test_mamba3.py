@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -191,6 +192,10 @@ def test_pieces_are_the_whole_and_angles_do_not_wear_off() -> None:
         ("CausalConvWithState", (84, 1)),
         ("LinearAttention", (4, 8, 8)),
     ]
+    known = onnx.shape_inference.infer_shapes(rewritten).graph.value_info
+    types = {value.name: value.type.tensor_type.elem_type for value in known}
+    padded = {types[node.input[0]] for node in rewritten.graph.node if node.op_type == "Pad"}
+    assert padded == {onnx.TensorProto.FLOAT}, "CUDA's provider of ONNX Runtime pads no integers"
     ids_long = torch.randint(24, (2, 3000)).numpy()
     expected = oracle(weights, c, ids_long)
     for sizes in ([3000], [7, 1, 1, 64, 1900, 1027]):
