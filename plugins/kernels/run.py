@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from linexport.plugins.kernels.launch import LaunchPlan
-from linexport.plugins.kernels.sources import function, parameters
+from linexport.plugins.kernels.sources import function, in_tuples, parameters
 
 ELEMENTS = {
     "fp32": torch.float32,
@@ -57,9 +57,9 @@ def run(
                     f"{pool[argument.name].dtype}."
                 )
         if all(grid):
+            given = {name: pool[argument.name] for name, argument in parameters(kernel).items()}
             function(kernel)[grid](
-                **{name: pool[argument.name] for name, argument in parameters(kernel).items()},
-                **dict(kernel.constants),
+                **in_tuples(kernel, {**given, **dict(kernel.constants)}),
                 num_warps=kernel.warps,
                 num_stages=kernel.stages,
             )

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from linexport.plugins.kernels.launch import Kernel
-from linexport.plugins.kernels.sources import function, parameters
+from linexport.plugins.kernels.sources import function, in_tuples, parameters, places
 
 ALIGNMENT = [["tt.divisibility", 16]]
 """Alignment of pointers: without this promise no load is wider than one element."""
@@ -24,14 +24,14 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
     Raises:
         RuntimeError: it needs scratch memory from its launcher.
     """
-    target, passed = function(kernel), parameters(kernel)
-    constants = dict(kernel.constants)
+    target, passed, constants = function(kernel), parameters(kernel), dict(kernel.constants)
     types = {name: argument.type for name, argument in passed.items()}
-    signature = {p: types.get(p, "constexpr") for p in target.arg_names}
-    pointers = {name for name, argument in passed.items() if argument.is_pointer}
-    aligned = {(i,): ALIGNMENT for i, p in enumerate(target.arg_names) if p in pointers}
+    signature = in_tuples(kernel, {**types, **dict.fromkeys(constants, "constexpr")})
+    where = places(kernel)
+    values = {where[name]: value for name, value in constants.items()}
+    aligned = {where[name]: ALIGNMENT for name, argument in passed.items() if argument.is_pointer}
     made = triton.compile(
-        ASTSource(target, signature=signature, constexprs=constants, attrs=aligned),
+        ASTSource(target, signature=signature, constexprs=values, attrs=aligned),
         target=GPUTarget("cuda", sm, 32),
         options={
             "num_warps": kernel.warps,

@@ -16,6 +16,9 @@ CONVOLVED = tuple(f"present_conv_{i}" for i in range(3))
 
 OPERANDS = ("query", "key", "value", "decay", "beta")
 
+TUPLES = {"operands": OPERANDS, "tensors": GIVEN, "states": CONVOLVED}
+"""Parameters that are named tuples of these, for functions that pass them on together."""
+
 DECAYED = ("query_from_start", "key_from_start", "key_to_end")
 """Queries and keys with the decays of their channels, in the type of the features."""
 
@@ -55,7 +58,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
     "operands.write": (*GIVEN, *OPERANDS, *CONVOLVED, "length", "chunks"),
 }
-"""Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
+"""Run-time parameters in the order the kernel declares them, each item of a tuple by itself; one
+without a tensor is a constant."""
 
 _KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "D_K", "DECAYS", "MAP", "PRECISION")
 _PROGRAM = (*("PROGRAM", "PLACES", "QUERY_CONVOLUTIONS", "KEY_CONVOLUTIONS", "VALUE_CONVOLUTIONS"),)

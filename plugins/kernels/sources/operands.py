@@ -11,8 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.expressions import store_states
-from linexport.plugins.kernels.sources.expressions import value as value_of
+from linexport.plugins.kernels.sources.expressions import store_states, value
 
 
 class Operand(NamedTuple):
@@ -41,7 +40,7 @@ def store_rows(rows, tensors, batch, start, length, head, columns, of, REACH: tl
         else:
             times = start + tl.arange(0, of.CHUNK)[:, None]
             live = times < length
-            x = value_of(
+            x = value(
                 *(of.PROGRAM, of.AT, tensors, batch, times, live, length, head, columns),
                 *(of.WIDTH, False),
             )
@@ -60,7 +59,7 @@ def store_each(rows, tensors, batch, start, length, head, columns, of, REACH: tl
     found, first = (), start + tl.arange(0, 1)[:, None]
     for t in tl.static_range(of.CHUNK):
         times = first + t
-        x = value_of(
+        x = value(
             *(of.PROGRAM, of.AT, tensors, batch, times, times < length, length, head, columns),
             *(of.WIDTH, t < REACH),
         )
@@ -73,30 +72,9 @@ def store_each(rows, tensors, batch, start, length, head, columns, of, REACH: tl
 
 @triton.jit
 def write(
-    x0,
-    x1,
-    x2,
-    x3,
-    x4,
-    x5,
-    x6,
-    x7,
-    x8,
-    x9,
-    x10,
-    x11,
-    x12,
-    x13,
-    x14,
-    x15,
-    query,
-    key,
-    value,
-    decay,
-    beta,
-    present_conv_0,
-    present_conv_1,
-    present_conv_2,
+    tensors,
+    operands,
+    states,
     length,
     chunks,
     HEADS: tl.constexpr,
@@ -129,12 +107,10 @@ def write(
     start = chunk * CHUNK
     columns_k, columns_v = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     row_k, row_v = columns_k[None, :], columns_v[None, :]
-    tensors = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
-    states = (present_conv_0, present_conv_1, present_conv_2)
     first = chunk == 0
     if slot < QUERY_HEADS:
         store_rows(
-            *(query, tensors, batch, start, length, slot, row_k),
+            *(operands.query, tensors, batch, start, length, slot, row_k),
             *(Operand(PROGRAM, PLACES[0], D_K, QUERY_HEADS, CHUNK), REACH),
         )
         if first:
@@ -145,7 +121,7 @@ def write(
     elif slot < QUERY_HEADS + KEY_HEADS:
         head = slot - QUERY_HEADS
         store_rows(
-            *(key, tensors, batch, start, length, head, row_k),
+            *(operands.key, tensors, batch, start, length, head, row_k),
             *(Operand(PROGRAM, PLACES[1], D_K, KEY_HEADS, CHUNK), REACH),
         )
         if first:
@@ -156,7 +132,7 @@ def write(
     else:
         head = slot - QUERY_HEADS - KEY_HEADS
         store_rows(
-            *(value, tensors, batch, start, length, head, row_v),
+            *(operands.value, tensors, batch, start, length, head, row_v),
             *(Operand(PROGRAM, PLACES[2], D_V, HEADS, CHUNK), REACH),
         )
         if first:
@@ -166,11 +142,11 @@ def write(
             )
         one = tl.arange(0, 1)[None, :]
         store_rows(
-            *(decay, tensors, batch, start, length, head, row_k if DECAYS > 1 else one),
+            *(operands.decay, tensors, batch, start, length, head, row_k if DECAYS > 1 else one),
             *(Operand(PROGRAM, PLACES[3], DECAYS, HEADS, CHUNK), 0),
         )
         if head < BETA_HEADS:
             store_rows(
-                *(beta, tensors, batch, start, length, head, one),
+                *(operands.beta, tensors, batch, start, length, head, one),
                 *(Operand(PROGRAM, PLACES[4], 1, BETA_HEADS, CHUNK), 0),
             )

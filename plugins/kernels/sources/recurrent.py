@@ -21,37 +21,16 @@ from linexport.plugins.kernels.sources.tiles import load_state, store_state
 
 @triton.jit
 def step(
-    query,
-    key,
-    value,
-    decay,
-    beta,
+    operands,
     key_mask,
     parameter_0,
     past_state,
     past_normalizer,
-    x0,
-    x1,
-    x2,
-    x3,
-    x4,
-    x5,
-    x6,
-    x7,
-    x8,
-    x9,
-    x10,
-    x11,
-    x12,
-    x13,
-    x14,
-    x15,
+    tensors,
     output,
     present_state,
     present_normalizer,
-    present_conv_0,
-    present_conv_1,
-    present_conv_2,
+    states,
     length,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
@@ -88,7 +67,6 @@ def step(
     row = batch * length
     head = head.to(tl.int64)
     key_head = h * KEY_HEADS // HEADS
-    tensors = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
     past = past_state + head * (D_K * D_V) if past_state is not None else None
     past_z = past_normalizer + head * D_K if past_normalizer is not None else None
     S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
@@ -100,13 +78,13 @@ def step(
         if key_mask is not None:
             keep = keep & (tl.load(key_mask + at) != 0)
         if PLACES[1] < 0:
-            place = key + (at * KEY_HEADS + key_head) * WIDTH
+            place = operands.key + (at * KEY_HEADS + key_head) * WIDTH
             k = token_features(place, columns_k, parameter_0, WIDTH, D_K, MAP)
         else:
             k = of_token(PROGRAM, PLACES[1], tensors, batch, t, length, key_head, columns_k, D_K)
         k = tl.where(keep, k, 0.0)
         if PLACES[2] < 0:
-            place = value + (at * HEADS + h) * D_V
+            place = operands.value + (at * HEADS + h) * D_V
             v = tl.load(place + columns_v, mask=inside_v, other=0.0).to(tl.float32)
         else:
             v = of_token(PROGRAM, PLACES[2], tensors, batch, t, length, h, columns_v, D_V)
@@ -114,7 +92,7 @@ def step(
         if DECAYS > 0:
             channels = columns_k if DECAYS > 1 else columns_k * 0
             if PLACES[3] < 0:
-                place = decay + (at * HEADS + h) * DECAYS
+                place = operands.decay + (at * HEADS + h) * DECAYS
                 g = tl.load(place + channels, mask=keep, other=0.0).to(tl.float32)
             else:
                 g = of_token(PROGRAM, PLACES[3], tensors, batch, t, length, h, channels, DECAYS)
@@ -126,7 +104,7 @@ def step(
         if DELTA:
             beta_head = h * BETA_HEADS // HEADS
             if PLACES[4] < 0:
-                rate = tl.load(beta + at * BETA_HEADS + beta_head).to(tl.float32)
+                rate = tl.load(operands.beta + at * BETA_HEADS + beta_head).to(tl.float32)
             else:
                 channels = columns_v * 0
                 rate = of_token(
@@ -139,7 +117,7 @@ def step(
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             if PLACES[0] < 0:
-                place = query + (at * QUERY_HEADS + query_head) * WIDTH
+                place = operands.query + (at * QUERY_HEADS + query_head) * WIDTH
                 q = token_features(place, columns_k, parameter_0, WIDTH, D_K, MAP)
             else:
                 q = of_token(
@@ -158,7 +136,6 @@ def step(
     store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)
 
     if PROGRAM is not None:
-        states = (present_conv_0, present_conv_1, present_conv_2)
         # Of the programs that read a channel, the first one writes its state.
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT

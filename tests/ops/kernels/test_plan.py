@@ -14,7 +14,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
 from linexport.plugins.kernels.plan import plan_launches
-from linexport.plugins.kernels.sources import function, parameters
+from linexport.plugins.kernels.sources import parameters, places
 from linexport.plugins.ops.op import Node
 from tests.support import kernels
 
@@ -27,10 +27,9 @@ VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda",
 def test_arguments_are_in_the_order_the_kernel_declares(variant: str, width: int, sm: int) -> None:
     """What is no argument is a constant, and the two make up the parameters."""
     for kernel in plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels():
-        declared = function(kernel).arg_names
         passed = parameters(kernel)
         constants = dict(kernel.constants)
-        assert set(declared) == {*passed, *constants}, kernel.function
+        assert set(places(kernel)) == {*passed, *constants}, kernel.function
         assert not {*passed} & {*constants}
         for name, argument in passed.items():
             own = kernel.function != "feature_map.apply" or name == "parameter_0"
