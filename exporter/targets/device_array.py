@@ -121,22 +121,28 @@ class DeviceArray:
         """Return an array of another library, in its memory.
 
         Raises:
-            UsageError: it is not contiguous.
+            UsageError: it is not contiguous, or on another GPU, or see ``dlpack.described``.
         """
         if isinstance(values, cls):
             return values
+        if not hasattr(values, INTERFACE):
+            return cls._by_dlpack(device, values)
         found = getattr(values, INTERFACE)
         dtype, shape = np.dtype(found["typestr"]), tuple(found["shape"])
-        strides = found.get("strides")
-        if strides is not None and tuple(strides) != _strides(shape, dtype.itemsize):
-            raise UsageError(
-                f"Found an array on the GPU of shape {shape} with strides {strides}; expected a "
-                "contiguous one."
-            )
+        _check_contiguous(shape, found.get("strides"), dtype)
         stream = found.get("stream")
         if stream is not None:
             device.wait_for(int(stream))
         return cls(device, shape, dtype, values, int(found["data"][0]))
+
+    @classmethod
+    def _by_dlpack(cls, device: StreamedMemory, values: Any) -> DeviceArray:
+        found = dlpack.described(values)
+        _check_contiguous(found.shape, found.strides, found.dtype)
+        if found.index != device.index:
+            raise UsageError(f"Found an array on GPU {found.index}; expected GPU {device.index}.")
+        device.wait_for(dlpack.LEGACY_STREAM)
+        return cls(device, found.shape, found.dtype, found.capsule, found.address)
 
     @property
     def ndim(self) -> int:
@@ -264,6 +270,19 @@ class DeviceArray:
                 self.device.write(self.address, values)
             else:  # what sequences begin with
                 self.device.clear(self.address, self.nbytes)
+
+
+def is_on_device(values: Any, kind: int) -> bool:
+    """Return whether an array is in the memory of a kind of device, by either interface."""
+    return hasattr(values, INTERFACE) or dlpack.kind_of(values) == kind
+
+
+def _check_contiguous(shape: tuple[int, ...], strides: Any, dtype: np.dtype[Any]) -> None:
+    if strides is not None and tuple(strides) != _strides(shape, dtype.itemsize):
+        raise UsageError(
+            f"Found an array on the GPU of shape {shape} with strides {tuple(strides)}; expected "
+            "a contiguous one."
+        )
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -2,15 +2,19 @@
 
     capsule "dltensor" -> DLManagedTensor -> address, shape; deleter
 
-The consumer calls the deleter, or where there was none, the capsule's destructor does.
+The consumer calls the deleter, or where there was none, the capsule's destructor does: who only
+reads a capsule keeps it for as long as it uses the memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from linexport.errors import UsageError
 
 CPU, CUDA = 1, 2
 """Kinds of devices."""
@@ -19,6 +23,9 @@ KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
 """Codes of element types by NumPy's kind."""
 
 NAME = b"dltensor"
+
+LEGACY_STREAM = 1
+"""CUDA's default stream, by the number that the interface gives it."""
 
 
 class DLTensor(ctypes.Structure):
@@ -98,3 +105,59 @@ def capsule(
     _held[place] = made, sizes, owner
     found: object = _new(place, NAME, ctypes.cast(_destroy, ctypes.c_void_p))
     return found
+
+
+@dataclass(frozen=True)
+class Described:
+    """Memory that a capsule is of.
+
+    Attributes:
+        capsule: which keeps it.
+        address: of its first element.
+        shape: its sizes.
+        dtype: of its elements.
+        strides: in bytes; None where it is contiguous.
+        index: of its device.
+    """
+
+    capsule: object
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...] | None
+    index: int
+
+
+def kind_of(values: Any) -> int | None:
+    """Return the kind of device that an array is on; None where it does not have DLPack."""
+    found = getattr(values, "__dlpack_device__", None)
+    return None if found is None else int(found()[0])
+
+
+def described(values: Any) -> Described:
+    """Describe the memory of an array that another library keeps on a GPU.
+
+    What the library still writes to it is done once ``LEGACY_STREAM`` is.
+
+    Raises:
+        UsageError: NumPy has no such element type.
+    """
+    given = values.__dlpack__(stream=LEGACY_STREAM)
+    tensor = DLManagedTensor.from_address(_pointer(id(given), NAME)).tensor
+    kinds = {code: kind for kind, code in KINDS.items()}
+    if tensor.code not in kinds or tensor.lanes != 1 or tensor.bits % 8:
+        raise UsageError(
+            f"Found an array of DLPack's element type {tensor.code} with {tensor.bits} bits; "
+            "expected integers, floating-point numbers or booleans that NumPy has."
+        )
+    dtype = np.dtype(f"{kinds[tensor.code]}{tensor.bits // 8}")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
+    return Described(
+        given,
+        int(tensor.data or 0) + int(tensor.byte_offset),
+        shape,
+        dtype,
+        None if strides is None else tuple(dtype.itemsize * n for n in strides),
+        tensor.device_id,
+    )

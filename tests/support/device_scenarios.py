@@ -127,10 +127,17 @@ def on_device(folder: Path) -> Any:
     class Other:
         __cuda_array_interface__ = there.__cuda_array_interface__ | {"stream": 1}
 
+    class Third:
+        """As TensorFlow's arrays, and ONNX Runtime's, with DLPack alone."""
+
+        __dlpack_device__ = there.__dlpack_device__
+        __dlpack__ = there.__dlpack__
+
     live = model.stream(finite=False)
     mark("on the GPU")
     first = next(iter(live.step(there).values()))
     second = next(iter(live.step(Other()).values()))
+    third = next(iter(model.run(Third()).values()))
     mark("read")
     assert type(first).__name__ == "DeviceArray" and first.__dlpack_device__() == (2, 0)
     assert np.array_equal(np.asarray(first), whole)
@@ -139,6 +146,7 @@ def on_device(folder: Path) -> Any:
         "shape": first.__cuda_array_interface__["shape"],
         "same": np.asarray(second).tolist() != whole.tolist(),
         "capsule": "dltensor" in repr(capsule),
+        "by DLPack": np.asarray(third).tolist() == whole.tolist(),
         "rows": np.asarray(first[0][2:4]).tolist() == whole[0, 2:4].tolist(),
     }
     del capsule

@@ -172,6 +172,7 @@ def test_inputs_on_the_device_give_outputs_there(play: Callable[..., Any]) -> No
         "shape": [1, len(PROMPT), VOCABULARY],
         "same": True,
         "capsule": True,
+        "by DLPack": True,
         "rows": True,
     }
     copies = [
@@ -179,7 +180,7 @@ def test_inputs_on_the_device_give_outputs_there(play: Callable[..., Any]) -> No
         for r in between(found.log, "on the GPU", "read")
         if r["call"] == "copy"
     ]
-    assert copies == 2 * [("DtoH", 8 * len(PROMPT))]
+    assert copies == 3 * [("DtoH", 8 * len(PROMPT))]
 
 
 def test_several_threads_call_one_engine(play: Callable[..., Any]) -> None:
