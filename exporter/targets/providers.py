@@ -68,6 +68,7 @@ class Provider:
             is taken.
         built_in: options that replace ``device`` where ONNX Runtime itself was built with it.
         options: further options for a number of threads, 0 being its own choice.
+        settings: of a session.
         advice: what to try where the library offers no device.
         needs: of NVIDIA's that are part of ONNX Runtime, what installs the libraries they load.
         amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
@@ -80,6 +81,7 @@ class Provider:
     device: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[int], dict[str, str]] = lambda threads: {}
+    settings: Mapping[str, str] = field(default_factory=dict)
     advice: str = "Run linexport on a machine that has such a device."
     needs: str = ""
     amend: Callable[[Iterable[onnx.NodeProto]], None] = _as_it_is
@@ -119,7 +121,15 @@ PROVIDERS = {
         "place of onnxruntime, takes others.",
         amend=_max_for_clip,
     ),
-    "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
+    "webgpu": Provider(
+        "WebGpuExecutionProvider",
+        "onnxruntime-ep-webgpu",
+        "onnxruntime_ep_webgpu",
+        # In its own layout, NHWC, ONNX Runtime's record has hardly any of the nodes that it runs.
+        settings={"ep.webgpuexecutionprovider.preferredLayout": "NCHW"},
+        advice="It takes graphics processors alone; the package onnxruntime-webgpu, installed in "
+        "place of onnxruntime, also takes Vulkan in software.",
+    ),
 }
 """By the name users choose."""
 
@@ -200,6 +210,8 @@ def add_provider(
 
     provider = PROVIDERS[name]
     settings = {**provider.options(threads), **(more or {})}
+    for key, value in provider.settings.items():
+        options.add_session_config_entry(key, value)
     available = onnxruntime.get_available_providers()
     if provider.ort_name in available:
         package = f"{build.package_name} {build.__version__}"

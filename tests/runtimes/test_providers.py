@@ -66,7 +66,7 @@ def test_equals_the_original_as_a_whole_and_in_pieces(run: Run, tmp_path: Path) 
     assert placed["on_cpu"] == {"LinearAttention": {"Scan": 1}}
     asked = calls(CAUSAL, folder)
     (tmp_path / "calls.json").write_text(json.dumps([call.to_json() for call in asked]))
-    done = run(RUN, folder, tmp_path / "calls.json", tmp_path / "results")
+    done = run(RUN, "openvino", folder, tmp_path / "calls.json", tmp_path / "results")
     assert done.code == 0, done.err
     for i, call in enumerate(asked):
         with np.load(tmp_path / "results" / f"{i}.npz") as outputs:

@@ -1,6 +1,6 @@
-"""Run an artifact's calls on OpenVINO's execution provider.
+"""Run an artifact's calls on an execution provider.
 
-    run_provider.py ARTIFACT CALLS.json FOLDER
+    run_provider.py PROVIDER ARTIFACT CALLS.json FOLDER
 
 Writes FOLDER/0.npz, 1.npz, ...: the outputs of each call.
 """
@@ -17,8 +17,8 @@ import linexport
 from tests.runtimes.cases import decoded
 
 
-def main(artifact: str, calls: str, folder: str) -> None:
-    model = linexport.load(artifact, threads=1, provider="openvino")
+def main(provider: str, artifact: str, calls: str, folder: str) -> None:
+    model = linexport.load(artifact, threads=1, provider=provider)
     Path(folder).mkdir()
     states: dict[str, np.ndarray] = {}
     for i, call in enumerate(json.loads(Path(calls).read_text())):
