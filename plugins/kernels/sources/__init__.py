@@ -34,7 +34,7 @@ def parameters(kernel: Kernel) -> dict[str, Argument]:
 
 
 def in_tuples(kernel: Kernel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given by the names of ``places``, by parameter."""
+    """Values by parameter, those of a tuple together, of values by the names of ``places``."""
     found = {}
     for name in function(kernel).arg_names:
         items = TUPLES.get(name)
