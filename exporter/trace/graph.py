@@ -34,6 +34,7 @@ from linexport.trace import (
 )
 from linexport.trace.complex_pairs import with_pairs
 from linexport.trace.dim_names import rename_symbols
+from linexport.trace.exporter_work import work_left_out
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
 from linexport.trace.metadata import drop_metadata, last_frame, source_lines
@@ -84,7 +85,7 @@ def to_graph(
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)
-        with exporting(), translations_read_once():
+        with exporting(), translations_read_once(), work_left_out():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -155,7 +156,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
     """
-    with torch.no_grad(), exporting(), translations_read_once():
+    with torch.no_grad(), exporting(), translations_read_once(), work_left_out():
         replaced = _decompositions()
         if any(node.target in replaced for node in program.graph.nodes):
             # They loop over chunks for some update rules: sizes they fix are errors.

@@ -29,6 +29,7 @@ from linexport.trace.complex_pairs.writer import (
     opname,
     value_of,
 )
+from linexport.trace.exporter_work import work_left_out
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import COMPLEX, error_summary
 from linexport.trace.metadata import last_frame
@@ -93,7 +94,7 @@ def _decomposed(
     program: ExportedProgram, opset: int, translated: Collection[Any]
 ) -> ExportedProgram:
     """Return a program in the operators that torch.onnx translates, as far as it has them."""
-    with exporting(), translations_read_once():
+    with exporting(), translations_read_once(), work_left_out():
         registry = _registration.ONNXRegistry.from_torchlib(opset)
         known = {*_decomp.get_onnx_implemented_overloads(registry), *translated}
         return program.run_decompositions(_decomp.create_onnx_friendly_decomposition_table(known))
