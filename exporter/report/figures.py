@@ -117,9 +117,11 @@ def titled_axes(figure: Figure, vertical: str, horizontal: str) -> Axes:
 
 def inline_svg(chart: Chart, ident: str) -> str:
     """Return the chart as one SVG element whose ids begin with ``ident``."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     chart.figure.patch.set_visible(False)
     buffer = io.BytesIO()
-    chart.figure.savefig(buffer, format="svg")
+    FigureCanvasSVG(chart.figure).print_svg(buffer)  # savefig draws twice, the same
     root = ElementTree.fromstring(buffer.getvalue())
     for element in root.iter():
         _localise(element)
