@@ -24,6 +24,7 @@ import torch
 import linexport
 from linexport.artifact import Artifact
 from linexport.manifest import Manifest, from_json, read
+from linexport.system import memory
 from tests.support import FACTORIES, command_line
 from tests.support.command_line import Result
 
@@ -34,6 +35,8 @@ LONGEST = {
     *("test_attention_layer.py", "test_vision.py", "test_attention_parity.py"),
 }
 """Files that take minutes."""
+
+memory.collect_rarely()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a shell: programs that tests interrupt would inherit it.
