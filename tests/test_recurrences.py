@@ -52,8 +52,12 @@ def rewritten(program: torch.export.ExportedProgram) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("function", "scale"),
-    [(F.logsigmoid, 200.0), (lambda x: x.logcumsumexp(1), 300.0)],
-    ids=["logsigmoid", "logcumsumexp"],
+    [
+        (F.logsigmoid, 200.0),
+        (lambda x: x.logcumsumexp(1), 300.0),
+        (lambda x: torch.logaddexp(x, x.roll(7, 1) - 1), 300.0),
+    ],
+    ids=["logsigmoid", "logcumsumexp", "logaddexp"],
 )
 def test_logarithms_are_right_where_plain_exports_are_infinite(
     function: object, scale: float, tmp_path: Path
@@ -66,6 +70,37 @@ def test_logarithms_are_right_where_plain_exports_are_infinite(
     plain_onnx(program, tmp_path / "plain.onnx")
     assert not np.isfinite(run(tmp_path / "plain.onnx", x)).all()
     np.testing.assert_allclose(run(rewritten(program), x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_sums_of_infinities_in_log_space_are_those_of_torch() -> None:
+    infinite = torch.tensor([-torch.inf, -torch.inf, torch.inf, torch.inf, -torch.inf, 1.0, 90.0])
+    other = torch.tensor([-torch.inf, 2.0, torch.inf, -torch.inf, torch.inf, -200.0, 90.0])
+    x = torch.stack([infinite, other], -1)[None]
+    module = Function(lambda x: torch.logaddexp(x[..., 0], x[..., 1]))
+    program = torch.export.export(module, (x,))
+    np.testing.assert_allclose(run(rewritten(program), x), module(x).numpy(), rtol=1e-6)
+
+
+def test_logarithms_of_running_sums_stream() -> None:
+    """Sums of exponentials that leave float32 on both sides, in pieces and single tokens."""
+    module = Function(lambda x: x.logcumsumexp(1) - 1)
+    sizes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    program = torch.export.export(module, (torch.randn(2, 9, WIDTH),), dynamic_shapes=sizes)
+    model = passes.run(to_onnx(program, {}))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    data, *past = session.get_inputs()
+    x = torch.linspace(-300, 300, 3 * 23 * WIDTH).reshape(3, 23, WIDTH)
+    expected = module(x.double()).numpy()
+    for pieces in ([23], [1] * 23, [4, 1, 18]):
+        kept = [np.zeros([3 if isinstance(d, str) else d for d in p.shape], "f") for p in past]
+        found = []
+        for piece in np.split(x.numpy(), np.cumsum(pieces)[:-1], 1):
+            fed = {data.name: piece, **{p.name: k for p, k in zip(past, kept, strict=True)}}
+            y, *kept = session.run(None, fed)
+            found.append(y)
+        np.testing.assert_allclose(np.concatenate(found, 1), expected, rtol=1e-6, atol=1e-5)
 
 
 def test_roots_of_closed_gates_are_right_where_plain_exports_are_not(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.findings import Findings
 
-STAGES = ("canonicalise", "fuse", "stream", "state", "absorb", "tidy")
-STATELESS = ("canonicalise", "fuse", "absorb", "tidy")
+STAGES = ("canonicalise", "fuse", "scan", "stream", "state", "absorb", "tidy")
+STATELESS = ("canonicalise", "fuse", "scan", "absorb", "tidy")
 """Stages whose passes leave the inputs and outputs of the graph as they are."""
 
 TARGET = "target"

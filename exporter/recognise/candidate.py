@@ -23,6 +23,9 @@ from linexport.recognise.roles import Roles
 from linexport.recognise.signs import is_fraction
 from linexport.recognise.terms import IDENTITY, Function, Leaf
 
+STEEP = 4.0
+"""Logarithms of decays above it, of unit inputs, are drawn smaller."""
+
 RULES = {
     generalized_delta_rule.OP.name: "generalized_delta",
     diagonal_state_space.OP.name: "gated",
@@ -94,6 +97,11 @@ def _bounded(roles: Roles, may_be_negative: bool) -> dict[str, Draw]:
         for f in decays
         if _is_logarithm(f.function) or is_fraction(f.tensor)
     }
+    if not roles.query:
+        # Quotients of products leave float32 sooner than the recurrence does.
+        steep = {f.tensor.name: functions.steepness(f.function) for f in decays}
+        gentle = {n: partial(np.multiply, 1 / by) for n, by in steep.items() if by > STEEP}
+        found = gentle | found
     if roles.delta:
         found |= {f.tensor.name: unit for f in roles.key}
     if roles.transition is not None:

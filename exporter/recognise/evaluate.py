@@ -85,6 +85,7 @@ class Evaluator:
         delayed: what values are of that have one zero in front of it.
         shortened: what values are of that lack its last position.
         behind: of values whose first position was put in front of the others.
+        products: opaque values as products of two tensors.
         values: known values.
         inside: the forms of the ends.
     """
@@ -106,6 +107,7 @@ class Evaluator:
         self.delayed: dict[str, Along] = {}
         self.shortened: dict[str, Along] = {}
         self.behind: dict[str, Behind] = {}
+        self.products: dict[str, Form] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})
         self._weights: set[str] = set()
         for node in graph.nodes:

@@ -12,18 +12,20 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import producer
 from linexport.recognise import feature_maps, polynomial, rules, softmax
 from linexport.recognise.beside import without_beside
 from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
 from linexport.recognise.maximum import weights_below
+from linexport.recognise.products import with_factors
 from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import Form
+from linexport.recognise.terms import Form, Leaf
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +151,7 @@ class Search(Rewriter):
                     continue
                 mapped = None
                 form, beside = without_beside(form) if node.op == "Scan" else (form, ())
+                form = with_factors(self.evaluator, form)
                 try:
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)
                     if found is not None and found[1].cancels:
@@ -230,8 +233,14 @@ class Search(Rewriter):
                 if root.roles.query and not inner.query:
                     continue  # a sum over keys alone, of which the attention is made
                 # Factors that differ from query to query are outside the sum over keys: without
-                # them the inner value is the whole attention, and a simpler one.
-                if root.roles.weights and inner.value and not inner.weights:
+                # them the inner value is the whole attention, and a simpler one. What lacks more
+                # than them is a part, such as the logarithms of products of decays.
+                if (
+                    root.roles.weights
+                    and inner.value
+                    and not inner.weights
+                    and _is_whole(inner, root.roles)
+                ):
                     return True
                 read_outside = any(id(r) not in inside for r in tensor.outputs)
                 # What something outside reads has to be computed anyway, so it is fused by itself.
@@ -292,10 +301,23 @@ def attention_in(graph: gs.Graph, evaluator: Evaluator) -> list[str]:
     return [o.name for n in graph.nodes for o in n.outputs if _reads(evaluator, o)]
 
 
+def _is_whole(inner: Roles, roles: Roles) -> bool:
+    """Return whether an attention is another one without its weights."""
+    if inner.normalize is not roles.normalize:
+        return False
+    weights = {id(f) for f in roles.weights}
+    wanted = {f.tensor.name for f in roles.leaves if id(f) not in weights}
+    return wanted <= {f.tensor.name for f in inner.leaves}
+
+
 def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:
     """Return whether a sum of exps is taken the logarithm of, which a pass computes stably."""
-    exps = not roles.query and any(f.function[0] == "Exp" for f in roles.value)
+    exps = not roles.query and any(map(_is_exp, roles.value))
     return exps and any(node.op == "Log" for node in tensor.outputs)
+
+
+def _is_exp(leaf: Leaf) -> bool:
+    return leaf.function[0] == "Exp" or producer(leaf.tensor, "Exp") is not None
 
 
 def _check_quotient(tensor: gs.Tensor, roles: Roles, mapped: feature_maps.Mapped) -> None:

@@ -8,6 +8,7 @@ front of the attention.
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from typing import Any
 
@@ -84,6 +85,14 @@ def never_negative(function: Function, argument_is: bool) -> bool:
     if found is None:
         return False
     return all(found(x) >= 0 for x in found.probes() if x >= 0 or not argument_is)
+
+
+@cache
+def steepness(function: Function) -> float:
+    """Return the largest size of a function of -1 and 1; 1 where it has other operators."""
+    found = _exact(function)
+    sizes = [1.0] if found is None else [abs(float(found(x))) for x in (-1.0, 1.0)]
+    return max((size for size in sizes if math.isfinite(size)), default=1.0)
 
 
 def casts(function: Function) -> int | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.edit import producer
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
@@ -47,6 +48,12 @@ CIRCULAR = (
     "is a Fourier transform along {dim} of fewer than 2 T - 1 numbers, T the tokens: a product of "
     "such is a circular convolution, in which the last tokens reach the first ones. A causal one "
     f"has n = 2 * T in rfft and irfft; it is fused where its kernel is {SUM}"
+)
+
+LOG_SUM = (
+    "adds up exponentials of tokens of {dim}, of which the logarithm is taken (logcumsumexp): that "
+    "is no sum of products. It is computed by a loop over tokens, whose state is the logarithm of "
+    "the sum so far"
 )
 
 REASONS = {
@@ -194,6 +201,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         return CIRCULAR.format(dim=dim)
     if is_long(node):
         return LONG_REASONS[long_obstacle(e, node)].format(dim=dim)
+    if _is_log_sum(node):
+        return LOG_SUM.format(dim=dim)
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:
@@ -201,6 +210,12 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
     form = e.form(node.outputs[0])
     what = None if form is None else _form_reason(e, node, form)
     return f"adds up tokens of {dim}, but " + (what or "not products of query, key and value")
+
+
+def _is_log_sum(node: gs.Node) -> bool:
+    """Return whether a node adds up exponentials for a logarithm."""
+    exps = node.op == "CumSum" and producer(node.inputs[0], "Exp") is not None
+    return exps and any(reader.op == "Log" for reader in node.outputs[0].outputs)
 
 
 def _form_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:

@@ -15,10 +15,10 @@ from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps
 from linexport.recognise.fixed_queries import read_fixed_queries, read_turning_queries
 from linexport.recognise.initial import with_initial, without_initial
-from linexport.recognise.joining import match
 from linexport.recognise.maximum import without_maximum
+from linexport.recognise.quotients import normalised, of_keys_alone, read_denominator
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import TURNS, Count, Factor, Form, Leaf, Nested, Term
+from linexport.recognise.terms import TURNS, Count, Form, Leaf, Nested, Term
 
 WIDEST = 512
 """Features of a power of query times key, above which the state is larger than what it saves."""
@@ -45,6 +45,9 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     counts = tuple(term.of(Count))
     product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
     product, stabilized = without_maximum(product)
+    below = read_denominator(over[0]) if len(over) == 1 else None
+    if below is not None:
+        product, below = of_keys_alone(product, below)
     product = plain_exps(product, form.axes)
     roles = assign_roles(product, form)
     # A product with a stored tensor is a projection, not a query times a key.
@@ -58,7 +61,9 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         return None
     roles = replace(roles, post=term.coefficient, post_counts=counts, stabilized=stabilized)
     if over:
-        roles = _normalised(roles, product, over[0])
+        if below is None:
+            raise NotAttentionError("its denominator is not one sum over keys plus a number")
+        roles = normalised(roles, product, below)
     _sensible(roles)
     return roles if fading is None else with_initial(roles, fading)
 
@@ -95,51 +100,3 @@ def _is_map(leaf: Leaf) -> bool:
     """Return whether the tensor is the output of a feature map, by its operator."""
     producer = leaf.tensor.inputs[0] if leaf.tensor.inputs else None
     return producer is not None and producer.op in ("Softmax", "Relu", "Exp", "Elu", "Softplus")
-
-
-def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
-    """Return the roles with the denominator ``over`` stands for, as normaliser, scale and eps."""
-    eps = sum(t.coefficient for t in over.inner.terms if not t.factors)
-    sums = [t for t in over.inner.terms if t.factors]
-    if len(sums) != 1:
-        raise NotAttentionError("its denominator is not one sum over keys plus a number")
-    # A size n divides out of numerator and denominator: x / (z / n) = n x / z. Not with an epsilon,
-    # as z / n + eps is not (z + eps) / n.
-    counts = tuple(sums[0].of(Count))
-    if counts and eps:
-        raise NotAttentionError("its epsilon is added to a denominator that a length divides")
-    below, stabilized = without_maximum(sums[0])
-    below = plain_exps(below, over.inner.axes)
-    factors: list[Factor] = [f for f in below.factors if f not in counts]
-    # The denominator is the numerator with a value of one: every other factor must be there, too.
-    # Factors of the query position alone are outside both sums.
-    outside = {*map(id, roles.value), *map(id, roles.weights)}
-    numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
-    same = match(numerator, Term(1.0, tuple(factors)), over.inner.axes) is not None
-    if not same or stabilized is not roles.stabilized:
-        raise NotAttentionError(
-            "its denominator is not the sum over the same queries and keys as its numerator"
-        )
-    # x / (c z + eps) = (1 / c) (c x) / (c z + eps): the op scales its scores by c in both sums.
-    scale = sums[0].coefficient
-    inverse = tuple(replace(c, power=-c.power) for c in counts)
-    return replace(
-        roles,
-        normalize=True,
-        scale=scale,
-        eps=eps,
-        post=roles.post / scale,
-        post_counts=_cancelled((*roles.post_counts, *inverse)),
-    )
-
-
-def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
-    # n (1 / n) = 1.
-    left: list[Count] = []
-    for count in counts:
-        opposite = replace(count, power=-count.power)
-        if opposite in left:
-            left.remove(opposite)
-        else:
-            left.append(count)
-    return tuple(left)

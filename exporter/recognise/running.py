@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 
 from linexport.plugins.ops.registry import attach_functions
+from linexport.recognise.log_sums import with_scans
 from linexport.recognise.sizes import Size
 
 
@@ -24,6 +25,8 @@ def session(
     imports: Mapping[str, int],
 ) -> onnxruntime.InferenceSession:
     """Nodes in ONNX Runtime without optimisations; linexport's have portable bodies.
+
+    Logarithms of sums of exponentials are computed as an artifact computes them, without overflow.
 
     Raises:
         NotRunnableError: ONNX Runtime does not open them.
@@ -43,6 +46,8 @@ def session(
     )
     try:
         model = gs.export_onnx(graph, do_type_check=False)
+        if any(node.op == "Log" for node in nodes):
+            model = with_scans(model)
         _rename_given(model.graph)
         attach_functions(model)
         return onnxruntime.InferenceSession(

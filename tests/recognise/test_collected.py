@@ -38,6 +38,11 @@ IN_EVERY_RUN = {
     "angles_of_tokens",
     "rotationmatrices",
     "polesofchannels",
+    "aaren_by_a_logarithm",
+    "aaren_by_a_softmax",
+    "slstm_of_pairs",
+    "gates_over_their_sum_in_log_space",
+    "query_times_quotient_of_products",
 }
 """One of each kind."""
 

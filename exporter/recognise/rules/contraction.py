@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import MOVES
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
+
+EXPONENTIAL = {"Exp", "Softmax"}
+KEPT = MOVES | {"Add", "Div", "Mul", "Sub", "Where"}
+"""Operators that exponents may pass through."""
 
 
 def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
@@ -143,6 +149,8 @@ def reduce(e: Evaluator, node: gs.Node) -> Form | None:
         if given or node.attrs.get("noop_with_empty_axes", 0):
             return None
     places = [a % len(form.dims) for a in axes] if axes else list(range(len(form.dims)))
+    if form.leaf is not None and _is_exponent(form, places, node.outputs[0]):
+        return None
     if node.op == "ReduceSum":
         return algebra.summed(form, places, bool(node.attrs.get("keepdims", 1)))
     # The mean of a dim of several labels is the mean over each: 1 / (n m) = (1 / n) (1 / m).
@@ -157,6 +165,31 @@ def reduce(e: Evaluator, node: gs.Node) -> Form | None:
             if form is None:
                 return None
     return algebra.summed(form, places, bool(node.attrs.get("keepdims", 1)))
+
+
+def _is_exponent(form: Form, places: list[int], tensor: gs.Tensor) -> bool:
+    """Return whether a sum over channels of one tensor is a score of tokens, of which exp is taken.
+
+    Such a score is one number for each token: a tensor of its own.
+    """
+    if any(a.size.known is None for p in places for a in form.dims[p]):
+        return False
+    pending, seen = [tensor], set[str]()
+    while pending:
+        here = pending.pop()
+        # What is subtracted from numbers of several channels is part of a feature map.
+        if here.name in seen or here.shape is None or _width(here) != _width(tensor):
+            continue
+        seen.add(here.name)
+        if any(node.op in EXPONENTIAL for node in here.outputs):
+            return True
+        pending += [o for node in here.outputs if node.op in KEPT for o in node.outputs]
+    return False
+
+
+def _width(tensor: gs.Tensor) -> int:
+    """Return the product of the sizes that are fixed."""
+    return math.prod(size for size in tensor.shape or () if isinstance(size, int))
 
 
 @rule("CumSum")

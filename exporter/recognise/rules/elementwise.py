@@ -58,7 +58,12 @@ def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
         form = special(*forms)
         if form is not None:
             return form
-    return pointwise(e, node, forms)
+    form = pointwise(e, node, forms)
+    if form is None and node.op == "Mul" and all(map(_single, forms)):
+        product = algebra.times(*forms)
+        if product is not None:
+            e.products[node.outputs[0].name] = product
+    return form
 
 
 def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
@@ -266,7 +271,7 @@ def exp(a: Form) -> Form | None:
 
     Other sums are those of a feature map, such as w . x - |x|^2 / 2: one opaque factor.
     """
-    mixing = any(_mixes(term) or _is_total(term, a) for term in a.terms)
+    mixing = _is_of_pairs(a) or any(_mixes(term) or _is_total(term, a) for term in a.terms)
     return algebra.exponential(a) if mixing or a.scalar is not None else None
 
 
@@ -279,6 +284,17 @@ def _mixes(term: Term) -> bool:
 def _is_total(term: Term, form: Form) -> bool:
     """Return whether a term adds up what a step of a loop is given, such as a chunk's decays."""
     return bool(term.axes - form.axes) and any(a.parameter for a in term.axes)
+
+
+def _is_of_pairs(form: Form) -> bool:
+    """Return whether one term has a position that another lacks, and the other way round.
+
+    Such is the difference of the exponents of keys and a maximum of each query.
+    """
+    positions = [{a for a in t.axes if a.size.known is None} for t in form.terms]
+    return any(
+        {a.size for a in x - y} & {a.size for a in y - x} for x in positions for y in positions
+    )
 
 
 def power(a: Form, b: Form) -> Form | None:

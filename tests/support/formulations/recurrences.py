@@ -18,7 +18,7 @@ def running_mean(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return v.cumsum(1) / (torch.arange(v.shape[1]) + 1).view(1, -1, 1) * torch.sigmoid(q) + k
 
 
-@formulation(CAUSAL, nodes=2, **SUM)
+@formulation(CAUSAL, normalize=True, **CHANNELS)
 def running_mean_of_exponents(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Aaren, or AFT-simple: a softmax over the past, element by element."""
     return torch.sigmoid(q) * (k.exp() * v).cumsum(1) / k.exp().cumsum(1)

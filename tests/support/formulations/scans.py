@@ -42,7 +42,7 @@ def running_minimum(q, k, v):
     return q * v.cummin(1).values + k
 
 
-@formulation(COLLECTED, reason="adds up tokens")
+@formulation(COLLECTED, reason="adds up exponentials")
 def running_logsumexp(q, k, v):
     return q + v.logcumsumexp(1) * k
 

@@ -63,3 +63,27 @@ def quotient_of_products(q, k, v):
     step = F.softplus(split(q).mean(-1, keepdim=True))
     products = torch.cumprod(torch.exp(-step * torch.linspace(0.1, 0.5, D)), dim=1)
     return (products * torch.cumsum(step * split(v) / products, dim=1)).flatten(2) * k
+
+
+@formulation(COLLECTED)
+def query_times_quotient_of_products(q, k, v):
+    """q P cumsum(b / P): from left to right, the query meets the decays first."""
+    products = torch.sigmoid(k + 4).cumprod(1)
+    return q * products * (v / products).cumsum(1)
+
+
+@formulation(COLLECTED)
+def gates_over_their_sum_in_log_space(q, k, v):
+    """minLSTM: torch writes ``logaddexp`` as the logarithm of a sum of exponentials."""
+    forget, new = F.logsigmoid(60 * q), F.logsigmoid(60 * k)
+    both = torch.logaddexp(forget, new)
+    total = (forget - both).cumsum(1)
+    return (total + (new - both + F.softplus(v).log() - total).logcumsumexp(1)).exp()
+
+
+@formulation(COLLECTED)
+def steep_gates_in_log_space(q, k, v):
+    """minLSTM whose gates close within a token."""
+    apart = 30 * (F.softplus(-q) - F.softplus(-k))
+    total = F.logsigmoid(-apart).cumsum(1)
+    return (total + (F.logsigmoid(apart) + F.softplus(v).log() - total).logcumsumexp(1)).exp()

@@ -18,7 +18,7 @@ from tests.support.formulations.notation import (
 )
 
 
-@formulation(COLLECTED, reason="its decay is not one factor")
+@formulation(COLLECTED, nodes=2)
 def stabilised_mlstm(q, k, v):
     """xLSTM's parallel form, whose exponents are means of channels: sums inside of exp."""
     forget = F.logsigmoid(split(q).mean(-1) + 2).transpose(1, 2)
