@@ -142,14 +142,8 @@ def _exponential(term: Term, form: Form) -> Form | None:
     if isinstance(only, Nested) and only.kind == "log" and len(term.factors) == 1:
         # exp(log X) = X and exp(-log X) = 1 / X for positive X, and a logarithm of anything else is
         # NaN on both sides.
-        inside = Form(form.dims, only.inner.terms)
-        return (
-            inside
-            if term.coefficient == 1
-            else one_over(inside)
-            if term.coefficient == -1
-            else None
-        )
+        whole = Form(form.dims, only.inner.terms)
+        return {1.0: whole, -1.0: one_over(whole)}.get(term.coefficient)
     if math.isinf(term.coefficient):
         # exp(-inf m) is 0 where the mask m is 1 and, with 0 inf = 0, 1 where m is 0: that is 1 - m.
         # Behind the mask any number that is not positive will do, such as inf times a log decay.

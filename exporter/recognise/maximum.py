@@ -54,7 +54,8 @@ def exponent_of(roles: Roles) -> Leaf:
     Raises:
         NotAttentionError: i is not one number for each key, or its sum is of another kind.
     """
-    found = [f for f in (*roles.key, *roles.value) if is_exponent(f, roles)]
+    inside = {*roles.channels, *roles.widths} if roles.key else {*roles.channels}
+    found = [f for f in (*roles.key, *roles.value) if _is_exp(f) and not f.axes & inside]
     if len(found) != 1 or roles.strict or roles.reverse or roles.mask is not None:
         raise NotAttentionError(
             "its exponents have a maximum subtracted, and are not one number for each key that "
@@ -73,7 +74,5 @@ def with_features(roles: Roles, features: Leaf) -> Roles:
     return replace(roles, key=key, value=value)
 
 
-def is_exponent(leaf: Leaf, roles: Roles) -> bool:
-    """Return whether a factor is exp of one number for each key and head."""
-    inside = {*roles.channels, *roles.widths} if roles.key else {*roles.channels}
-    return leaf.function[0] == "Exp" and not leaf.axes & inside
+def _is_exp(leaf: Leaf) -> bool:
+    return leaf.function[0] == "Exp"

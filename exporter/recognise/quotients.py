@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from linexport.recognise.axes import Axis
 from linexport.recognise.decay import plain_exps
 from linexport.recognise.joining import equal_up_to_names, match
-from linexport.recognise.maximum import is_exponent, without_maximum
+from linexport.recognise.maximum import exponent_of, without_maximum
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Count, Factor, Leaf, Nested, PositionOrder, Term
 
@@ -29,6 +30,7 @@ class Denominator:
     Attributes:
         over: the factor of the form, one over it.
         stabilized: its exponents have their running maximum subtracted.
+        lowered: both sums had exponents with a number of each query subtracted.
     """
 
     over: Nested
@@ -37,6 +39,7 @@ class Denominator:
     counts: tuple[Count, ...]
     eps: float
     stabilized: bool = False
+    lowered: bool = False
 
 
 def read_denominator(over: Nested) -> Denominator | None:
@@ -67,12 +70,14 @@ def of_keys_alone(product: Term, below: Denominator) -> tuple[Term, Denominator]
         if factor.axes <= free and _entry(factor):
             upper.remove(factor)
             lower.remove(other)
-    top, bottom = Term(product.coefficient, tuple(upper)), Term(1.0, tuple(lower))
-    top, bottom = (_with_decays(term, free) for term in (top, bottom))
-    return top, replace(below, sum=bottom)
+    top, bottom = (
+        _with_decays(Term(number, tuple(factors)), free)
+        for number, factors in ((product.coefficient, upper), (1.0, lower))
+    )
+    return top, replace(below, sum=bottom, lowered=len(lower) < len(below.sum.factors))
 
 
-def _pairs(a: Term, b: Term, free: frozenset) -> Iterator[tuple[Nested, Nested]]:
+def _pairs(a: Term, b: Term, free: frozenset[Axis]) -> Iterator[tuple[Nested, Nested]]:
     left = [f for f in b.of(Nested) if f.kind == "exp"]
     for factor in (f for f in a.of(Nested) if f.kind == "exp"):
         same = (f for f in left if equal_up_to_names(Term(1.0, (factor,)), Term(1.0, (f,)), free))
@@ -88,7 +93,7 @@ def _entry(factor: Nested) -> bool:
     return len(factors) == 1 and isinstance(factors[0], Leaf) and factors[0].axes <= factor.axes
 
 
-def _with_decays(term: Term, free: frozenset) -> Term:
+def _with_decays(term: Term, free: frozenset[Axis]) -> Term:
     """Return a sum of exp(-G_s) times exp(G_t), where it has that of no query."""
     orders = term.of(PositionOrder)
     exps = [f for f in term.of(Nested) if f.kind == "exp" and not _entry(f)]
@@ -129,13 +134,29 @@ def normalised(roles: Roles, product: Term, below: Denominator) -> Roles:
         post=roles.post / below.scale,
         post_counts=_cancelled((*roles.post_counts, *inverse)),
     )
-    # Both sums may have their exponents lowered by the running maximum: the quotient stays.
-    bare = not (roles.query or roles.eps or roles.strict or roles.reverse)
-    lowered = bare and sum(is_exponent(f, roles) for f in roles.key) == 1
-    return replace(roles, stabilized=roles.stabilized or lowered)
+    return replace(roles, stabilized=roles.stabilized or _is_lowered(roles, below))
 
 
-def _shared(roles: Roles, product: Term, below: Term, free: frozenset) -> Iterator[Roles]:
+def _is_lowered(roles: Roles, below: Denominator) -> bool:
+    """Return whether exponents of both sums have their running maximum subtracted.
+
+    The quotient stays what it is. With queries it is done where the model does so.
+
+    Raises:
+        NotAttentionError: the model does so, and they are not one number for each key.
+    """
+    if roles.eps or (roles.query and not below.lowered):
+        return False
+    try:
+        exponent_of(roles)
+    except NotAttentionError:
+        if below.lowered:
+            raise
+        return False
+    return True
+
+
+def _shared(roles: Roles, product: Term, below: Term, free: frozenset[Axis]) -> Iterator[Roles]:
     """Yield the roles whose queries and keys are all that a denominator has."""
     # The denominator is the numerator with a value of one: every other factor must be there, too.
     # Factors of the query position alone are outside both sums.

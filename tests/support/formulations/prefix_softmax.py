@@ -106,6 +106,15 @@ def slstm_by_sums(q, k, v):
     return (new * torch.tanh(v)).cumsum(1) / new.cumsum(1)
 
 
+@formulation(COLLECTED)
+def maximum_beside_queries(q, k, v):
+    """Queries and keys besides, over the sum alone, from which the maximum cancels."""
+    exponent, v = LARGE * v.mean(-1), v + 0.5
+    apart = exponent[:, None] - exponent.cummax(1).values[..., None]
+    weights = F.softplus(q) @ F.softplus(k).mT * apart.exp() * past(v.shape[1])
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
 @formulation(COLLECTED, reason="a number of each query subtracted")
 def softmax_below_a_maximum_with_eps(q, k, v):
     """What is added to the denominator keeps the maximum from cancelling."""
