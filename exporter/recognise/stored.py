@@ -40,10 +40,14 @@ def of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
 
 
 def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
-    """Return c [s <= t + k] for a matrix of c on one side of a diagonal and 0 on the other."""
-    if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.size != value.shape[-1] ** 2:
+    """Return c [s <= t + k] for a matrix of c on one side of a diagonal and 0 on the other.
+
+    Its two dims may be anywhere among others of size 1.
+    """
+    sizes = [n for n in value.shape if n > 1]
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
         return None
-    square = value.reshape(value.shape[-2:])
+    square = value.reshape(sizes)
     number = next((float(x) for x in (square[0, -1], square[-1, 0]) if x != 0), 0.0)
     filled = square != 0
     if not number or not bool((square[filled] == number).all()):
@@ -54,7 +58,7 @@ def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
     offset = int((filled[0] if below else ~filled[0]).sum()) - 1
     if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
         return None
-    order = PositionOrder(dims[-2], dims[-1], offset)
+    order = PositionOrder(*(index for index in dims if index), offset)
     return Form(dims, (Term(number, (order if below else order.complement(),)),))
 
 

@@ -49,7 +49,7 @@ def is_never_negative(x: Any, depth: int = 0) -> bool:
     if node.op_type == "Sub":
         one = _number(given[0])
         return one is not None and bool((one >= 1).all()) and _is_sigmoid(given[1])
-    if node.op_type in (*MOVES, "CastLike"):
+    if node.op_type in (*MOVES, "CastLike", "Pow"):  # a power of what is not negative is not
         return is_never_negative(given[0], depth + 1)
     return node.op_type in NEVER_NEGATIVE
 

@@ -29,6 +29,7 @@ IN_EVERY_RUN = {
     "transition_that_changes_signs",
     "fast_weights_of_rolled_features",
     "loop_over_states_of_chunks",
+    "loop_over_chunks_of_products",
     "slices_of_one_token",
     "selectivescanreference",
     "ssd_minimal_discrete",

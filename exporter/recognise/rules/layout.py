@@ -302,6 +302,10 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
                 continue
             if not new and _is_met(factor, axis, start):
                 continue
+            total = None if new else _total(factor, axis, start)
+            if total is not None:
+                factors.append(total)
+                continue
             # The values of a tensor would be others; a position is t, or t + start for a triangle.
             if (
                 not new
@@ -323,6 +327,21 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
         terms.append(shifted)
     dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
     return collect(Form(dims, tuple(terms)))
+
+
+def _total(factor: Factor, axis: Axis, at: int) -> Nested | None:
+    """Return exp of a running sum at the last position: exp of the sum of all."""
+    if not isinstance(factor, Nested) or factor.kind != "exp":
+        return None
+    terms = []
+    for term in factor.inner.terms:
+        left = tuple(f for f in term.factors if axis not in f.axes or not _is_met(f, axis, at))
+        summed = Term(term.coefficient, left)
+        if axis in summed.axes or term.axes - {axis} != summed.axes:
+            return None
+        terms.append(summed)
+    dims = tuple(index for index in factor.inner.dims if axis not in index)
+    return algebra.nested(factor.kind, Form(dims, tuple(terms)))
 
 
 def _is_met(factor: Factor, axis: Axis, at: int) -> bool:

@@ -112,3 +112,17 @@ def loop_over_gated_chunks(q, k, v):
         faded = key * (last[:, :, None] - since).exp()
         state = state * last[..., None].exp() + faded.mT @ value
     return merge(torch.stack(out, 2).flatten(2, 3))
+
+
+@formulation(COLLECTED, length=64)
+def loop_over_chunks_of_products(q, k, v):
+    """GLA with products of gates in a chunk, which keys are divided by, and a faded sum."""
+    gates = heads_first(q).sigmoid() ** 0.25
+    q, k, v, gates = (x.unflatten(2, (-1, 16)) for x in (*map(heads_first, (q, k, v)), gates))
+    state, out = q.new_zeros(q.shape[0], HEADS, D, D), []
+    for n in range(q.shape[2]):
+        decay = gates[:, :, n].cumprod(2)
+        read, kept = q[:, :, n] * decay, k[:, :, n] / decay
+        out.append(read @ state + (read @ kept.mT).tril() @ v[:, :, n])
+        state = decay[:, :, -1, :, None] * (state + kept.mT @ v[:, :, n])
+    return merge(torch.stack(out, 2).flatten(2, 3))
