@@ -15,7 +15,7 @@ from linexport.recognise import functions
 from linexport.recognise.axes import Index
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.head_layout import axis_size, head_layout
-from linexport.recognise.nodes import Nodes
+from linexport.recognise.nodes import Nodes, side_by_side
 from linexport.recognise.roles import Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
 
@@ -26,11 +26,13 @@ class Factors(Nodes):
     Attributes:
         maps: the kinds of the feature maps of query and key.
         has_signs: decays are written that may be negative.
+        divides: a sum over keys is divided by that is not the normaliser of the op.
         result: once all is written, the last value; it equals the root.
     """
 
     result: gs.Tensor
     has_signs = False
+    divides = False
 
     def __init__(
         self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None
@@ -82,7 +84,8 @@ class Factors(Nodes):
         dtype: np.dtype[np.generic],
     ) -> gs.Variable:
         """Return the product of several factors, with the dims of the groups."""
-        axes = [(a,) for group in groups for a in group]
+        # Tokens stay one dim: chunks of them may be none that is whole.
+        axes = [index for group in groups for index in side_by_side(group, leaves)]
         product: gs.Variable | None = None
         for leaf in leaves:
             split = self.ordered(leaf, axes)

@@ -65,17 +65,21 @@ class Nodes:
         return self.reshape(x, blocks, groups)
 
     def ordered(self, leaf: Leaf, axes: Sequence[Index]) -> gs.Tensor:
-        """One dim per label, in the order given, of size 1 where the tensor has no such label."""
-        own = [a for index in leaf.dims for a in index]
-        x = self.reshape(leaf.tensor, leaf.dims, [(a,) for a in own])
-        order = [own.index(a) for (a,) in axes if a in own]
+        """Bring a tensor to these dims in this order, of size 1 where it has no such labels.
+
+        Each dim is a label, or several that the tensor has side by side or not at all.
+        """
+        labels = [a for index in leaf.dims for a in index]
+        own = sorted((i for i in axes if i[0] in labels), key=lambda i: labels.index(i[0]))
+        x = self.reshape(leaf.tensor, leaf.dims, own)
+        order = [own.index(i) for i in axes if i in own]
         if order != sorted(order):
-            shape = [written_size(own[p].size) for p in order]
+            shape = [written_size(size_of(own[p])) for p in order]
             x = self.add("Transpose", [x], np.dtype(x.dtype), attrs={"perm": order}, shape=shape)
-        missing = [p for p, (a,) in enumerate(axes) if a not in own]
+        missing = [p for p, i in enumerate(axes) if i not in own]
         if missing:
             places = gs.Constant(self.name("axes"), np.asarray(missing, np.int64))
-            shape = [written_size(a.size) if a in own else 1 for (a,) in axes]
+            shape = [written_size(size_of(i)) if i in own else 1 for i in axes]
             x = self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
         return x
 
@@ -84,9 +88,9 @@ class Nodes:
     ) -> gs.Variable:
         """Labels merged into groups, after repeating what is missing."""
         dtype = np.dtype(x.dtype)
-        if any(a not in present for (a,) in axes):
-            shape = self.shape_of(axes)
-            x = self.add("Expand", [x, shape], dtype, shape=[written_size(a.size) for (a,) in axes])
+        if any(a not in present for i in axes for a in i):
+            sizes = [written_size(size_of(i)) for i in axes]
+            x = self.add("Expand", [x, self.shape_of(axes)], dtype, shape=sizes)
         return self.reshape(x, axes, groups)
 
     def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
@@ -174,6 +178,23 @@ class Nodes:
         """Return a new name."""
         self._made += 1
         return f"{self._prefix}/{hint}_{self._made}"
+
+
+def side_by_side(group: Index, leaves: Sequence[Leaf]) -> list[Index]:
+    """Return the labels of a dim in the fewest dims that all leaves have, or lack, as they are."""
+    found: list[Index] = []
+    for axis in group:
+        if found and all(_stay_together(found[-1][-1], axis, leaf) for leaf in leaves):
+            found[-1] += (axis,)
+        else:
+            found.append((axis,))
+    return found
+
+
+def _stay_together(first: Axis, second: Axis, leaf: Leaf) -> bool:
+    if first not in leaf.axes and second not in leaf.axes:
+        return True
+    return any((first, second) in pairwise(index) for index in leaf.dims)
 
 
 def _blocks(source: Sequence[Index], target: Sequence[Index]) -> list[Index]:
