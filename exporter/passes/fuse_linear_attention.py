@@ -21,6 +21,7 @@ from linexport.passes.contract import Pass, PassResult
 from linexport.passes.turning_loops import replace_turning_loops
 from linexport.recognise.find import Search
 from linexport.recognise.row_sums import replace_row_sums
+from linexport.recognise.stabilized import replace_stabilized
 from linexport.recognise.stateful import replace_loops
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,10 @@ def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResu
 
 def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     summed = replace_row_sums(graph)
-    findings = replace_loops(graph, withdrawn)
+    findings = replace_stabilized(graph, withdrawn)
+    if findings.matches:
+        graph.cleanup().toposort()
+    findings += replace_loops(graph, withdrawn)
     if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()

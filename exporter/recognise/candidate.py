@@ -60,7 +60,8 @@ def rewrite_candidate(
     unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
     if unknown:
         raise ProofFailedError(f"the type of {unknown[0]} is not known")
-    names = frozenset(f.tensor.name for f in bare) if roles.normalize else frozenset()
+    divided = roles.normalize or writer.divides
+    names = frozenset(f.tensor.name for f in bare) if divided else frozenset()
     falling = frozenset(f.tensor.name for f in down)
     return RewriteCandidate(
         [(t, sizes) for t, sizes in sized if sizes is not None],

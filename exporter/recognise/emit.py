@@ -18,7 +18,7 @@ from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.exact import LARGEST
-from linexport.recognise.gates import FLOAT, Gates
+from linexport.recognise.gates import Gates
 from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
@@ -71,10 +71,16 @@ class MatchWriter(StateSpaces):
         if state_space is not None:
             return self._finished(state_space)
         if roles.stabilized:
-            _, keys, decays = self.stabilized(order.value)
+            queries, keys, decays = self.stabilized(order.value)
             groups = (roles.batch, roles.key_position, order.value)
             features = Leaf(self.feature(keys, 0, order.value), groups)
             roles = with_features(roles, features)
+            if roles.from_zero:
+                share = Leaf(
+                    self.feature(queries, 0, order.value),
+                    (roles.batch, roles.query_position, order.value),
+                )
+                self.roles = replace(self.roles, weights=(*self.roles.weights, share))
             faded = self.cast(self.feature(decays, 0, order.value), dtype)
         elif rates is not None:
             faded = self.logarithms_of_sizes(rates)
@@ -334,8 +340,5 @@ class ScaleWriter(Gates):
         """
         roles = self.roles
         heads = (*self.layout.value, *roles.widths)
-        query, *_ = self.stabilized(heads)
-        inputs = [self.feature(query, number, heads) for number in (1, 0)]
-        scale = self.add("Div", inputs, FLOAT, shape=inputs[0].shape)
-        leaf = Leaf(scale, (roles.batch, roles.query_position, heads))
+        leaf = Leaf(self.scale(heads), (roles.batch, roles.query_position, heads))
         self.result = self.cast(self.grouped(leaf, self.form.dims), np.dtype(self.root.dtype))

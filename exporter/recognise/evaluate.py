@@ -7,16 +7,18 @@ other output, and any form that is no use for finding attention, is *opaque*: a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Index, size_of
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.joining import without_inverses
 from linexport.recognise.sizes import ONE, Size, parse
+from linexport.recognise.step_values import StepNames
 from linexport.recognise.stored import of_value
-from linexport.recognise.terms import BOOLEAN, Form, Leaf, Term
+from linexport.recognise.terms import BOOLEAN, Form, Leaf, StepValue, Term
 from linexport.recognise.values import Values
 
 Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
@@ -77,6 +79,9 @@ class Evaluator:
         bound: forms of a body's inputs.
         outer: of the graph a body is in.
         ends: names of values that others see as tensors of the graph, whatever they are made of.
+        names: of values of loops that no rule follows, where such values are named.
+        step: of the body of a loop whose values are named, the parameter that counts steps.
+        named: those of such a body that have a name elsewhere.
 
     Attributes:
         opaque_over: for an opaque value, the node that made it of a form which was worth following.
@@ -96,9 +101,13 @@ class Evaluator:
         bound: Mapping[str, Form] | None = None,
         outer: Evaluator | None = None,
         ends: Collection[str] = (),
+        names: StepNames | None = None,
+        step: Axis | None = None,
+        named: Mapping[str, gs.Tensor] | None = None,
     ) -> None:
         self.graph, self.outer = graph, outer
-        self.ends = ends
+        self.ends, self.names = ends, names
+        self._step, self._named = step, named or {}
         self.inside: dict[str, Form] = {}
         self.values = Values(self.sizes)
         self.opaque_over: dict[str, gs.Node] = {}
@@ -190,6 +199,9 @@ class Evaluator:
         forms = found if isinstance(found, dict) else {node.outputs[0].name: found}
         for output in node.outputs:
             form = forms.get(output.name)
+            if form is not None and self.names is not None:
+                terms = tuple(without_inverses(t) for t in form.terms)
+                form = replace(form, terms=terms)
             reasonable = form is not None and algebra.reasonable(form)
             if form is not None and reasonable and output.name not in self.ends:
                 self._forms[output.name] = form
@@ -239,7 +251,16 @@ class Evaluator:
             form = self._forms.get(tensor.name)
             if form is not None and (tensor.name in self.opaque_over or interesting(form)):
                 self.opaque_over[output.name] = node
-        self._forms[output.name] = self._source(output) or self._shaped(node, output)
+        self._forms[output.name] = self._at_step(self._source(output) or self._shaped(node, output))
+
+    def _at_step(self, form: Form | None) -> Form | None:
+        """Return the form of an opaque value, which in the body of a loop differs step by step."""
+        if self._step is None or form is None or form.leaf is None:
+            return form
+        leaf = form.leaf
+        tensor = self._named.get(leaf.tensor.name, leaf.tensor)
+        named = StepValue(tensor, (*leaf.dims, (self._step,)), leaf.function)
+        return replace(form, terms=(Term(form.terms[0].coefficient, (named,)),))
 
     def _shaped(self, node: gs.Node, output: gs.Tensor) -> Form | None:
         """Return a leaf whose sizes follow from the inputs' where the graph does not state them."""
@@ -284,7 +305,7 @@ def _compound(term: Term, form: Form) -> bool:
     leaves = term.of(Leaf)
     if len(leaves) != len(term.factors) or len(leaves) > 1 or not term.axes <= form.axes:
         return True
-    return any(a.parameter for a in term.axes)
+    return any(a.parameter for a in term.axes) or any(isinstance(f, StepValue) for f in leaves)
 
 
 def _unknown(tensor: gs.Tensor, place: int) -> Size:

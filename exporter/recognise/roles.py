@@ -64,6 +64,7 @@ class Roles:
         strict: a query meets the keys before it, without its own.
         reverse: it meets those after it.
         stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
+        from_zero: that maximum begins with 0, which fades as the keys do, see ``gates``.
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
         beside: products of single tokens that are added to the output, see ``beside``.
         initial: the state of a recurrence before the first token, see ``initial``.
@@ -91,6 +92,7 @@ class Roles:
     strict: bool = False
     reverse: bool = False
     stabilized: bool = False
+    from_zero: bool = False
     delta: bool = False
     beta: Leaf | None = None
     beside: tuple[Term, ...] = ()

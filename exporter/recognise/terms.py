@@ -84,6 +84,11 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class StepValue(Leaf):
+    """An entry of a value in the body of a loop, which no tensor outside may be."""
+
+
+@dataclass(frozen=True)
 class PositionOrder:
     """1 where ``column <= row + offset`` as positions, else 0."""
 

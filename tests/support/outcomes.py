@@ -67,7 +67,7 @@ def outcome_of(name: str) -> Outcome:
 
 def _errors(module: Packed, model: onnx.ModelProto, traced: int) -> tuple[float, float]:
     """The largest errors of whole sequences, and of pieces."""
-    session, kept = _session(model), states.find_states(model)
+    session, kept = session_of(model), states.find_states(model)
     unit = 16 if traced > 16 else 1
     whole = pieces = 0.0
     exact = module.double()
@@ -81,7 +81,7 @@ def _errors(module: Packed, model: onnx.ModelProto, traced: int) -> tuple[float,
             random = np.random.default_rng(length)
             cuts = np.sort(random.choice(length // unit + 1, min(4, length // unit))) * unit
             for parts in ([length], np.diff([0, *cuts, length]), [unit] * (length // unit)):
-                got = _run(session, kept, x.float().numpy(), [int(n) for n in parts if n])
+                got = run_in_pieces(session, kept, x.float().numpy(), [int(n) for n in parts if n])
                 good = np.isfinite(got).all() and got.shape == expected.shape
                 error = float(np.abs(got - expected).max() / largest) if good else np.inf
                 if len(parts) == 1:
@@ -95,7 +95,8 @@ def _errors(module: Packed, model: onnx.ModelProto, traced: int) -> tuple[float,
     return whole, pieces
 
 
-def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Open a rewritten graph in plain ONNX Runtime, on one thread."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     attach_functions(copy)
@@ -106,7 +107,7 @@ def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     )
 
 
-def _run(
+def run_in_pieces(
     session: onnxruntime.InferenceSession,
     kept: list[states.State],
     x: np.ndarray,

@@ -19,7 +19,16 @@ from linexport.recognise.rules.positions import (
     position_order,
     rectify,
 )
-from linexport.recognise.terms import Count, Form, Function, Leaf, Nested, PositionOrder, Term
+from linexport.recognise.terms import (
+    Count,
+    Form,
+    Function,
+    Leaf,
+    Nested,
+    PositionOrder,
+    StepValue,
+    Term,
+)
 
 UNARY = (
     *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
@@ -278,7 +287,10 @@ def exp(a: Form) -> Form | None:
 def _mixes(term: Term) -> bool:
     """Return whether a term has positions, a mask, or a product of several tensors."""
     leaves = term.of(Leaf)
-    return math.isinf(term.coefficient) or len(leaves) > 1 or len(leaves) < len(term.factors)
+    named = any(isinstance(f, StepValue) for f in leaves)
+    return (
+        math.isinf(term.coefficient) or len(leaves) > 1 or len(leaves) < len(term.factors) or named
+    )
 
 
 def _is_total(term: Term, form: Form) -> bool:

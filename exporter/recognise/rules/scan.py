@@ -29,6 +29,7 @@ from linexport.recognise.terms import (
     Leaf,
     Nested,
     PositionOrder,
+    StepValue,
     Term,
 )
 
@@ -54,8 +55,12 @@ class Steps:
 def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     """Forms of the stacked outputs; the last states stay opaque."""
     steps = read_steps(e, node)
-    before = None if steps is None else _before(e, steps.following, steps.starts, steps.time)
-    if steps is None or before is None:
+    if steps is None:
+        return None
+    named = {} if e.names is None else e.names.of_states(node)
+    kept = {name: f for name, f in steps.following.items() if name not in named}
+    before = _before(e, kept, steps.starts, steps.time)
+    if before is None:
         return None
     states = len(steps.starts)
     axes = node.attrs.get("scan_output_axes") or [0] * len(steps.outputs)
@@ -83,11 +88,14 @@ def read_steps(e: Evaluator, node: gs.Node) -> Steps | None:
         return None
     time, given = steps
     bound = dict(zip((t.name for t in body.inputs[states:]), given, strict=True))
+    named = {} if e.names is None else e.names.of_states(node)
     for tensor, start in zip(body.inputs[:states], starts, strict=True):
         # The state before the step is a leaf; the step is one more label of it, as it changes.
-        own = Leaf(tensor, (*start.dims, (time,)))
+        kind = StepValue if tensor.name in named else Leaf
+        own = kind(named.get(tensor.name, tensor), (*start.dims, (time,)))
         bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
-    inside = Evaluator(body, bound, outer=e)
+    step = None if e.names is None else time
+    inside = Evaluator(body, bound, outer=e, names=e.names, step=step, named=named)
     made = {o.name for n in body.nodes for o in n.outputs}
     forms = [followed(inside.form(after), made) for after in body.outputs]
     names = [t.name for t in body.inputs[:states]]
@@ -112,6 +120,8 @@ def _before(
     for name, form in apart:
         if _has(form, {name}):
             closed = form and _closed(e, form, name, first[name], time)
+        elif (same := _step_ago(e, form, first[name])) is not None:
+            closed = same
         elif first[name].scalar != 0:
             closed = None
         else:
@@ -121,6 +131,26 @@ def _before(
             return None
         before[name] = closed
     return before
+
+
+def _step_ago(e: Evaluator, form: Form | None, first: Form) -> Form | None:
+    """Return what a named state was before the step after which it is this form, if it is that.
+
+    Args:
+        e: of the graph.
+        form: a value after a step.
+        first: what the value begins with.
+    """
+    leaf = None if form is None else form.leaf
+    if form is None or e.names is None or not isinstance(leaf, StepValue):
+        return None
+    found = e.names.before(leaf.tensor.name)
+    if found is None or form.terms[0].coefficient != 1 or leaf.function != IDENTITY:
+        return None
+    begun = e.form(found[1])
+    if begun is None or begun.scalar is None or begun.scalar != first.scalar:
+        return None
+    return replace(form, terms=(Term(1.0, (replace(leaf, tensor=found[0]),)),))
 
 
 def _has(form: Form | None, names: set[str]) -> bool:
@@ -163,7 +193,8 @@ def followed(form: Form | None, made: set[str]) -> Form | None:
     terms = [] if form is None else list(form.terms)
     for term in terms:
         terms += [t for f in term.of(Nested) for t in f.inner.terms]
-        if any(f.tensor.name in made for f in term.of(Leaf)):
+        leaves = (f for f in term.of(Leaf) if not isinstance(f, StepValue))
+        if any(f.tensor.name in made for f in leaves):
             return None
     return form
 
@@ -194,6 +225,14 @@ def _closed(e: Evaluator, form: Form, state: str, first: Form, time: Axis) -> Fo
     # A rate of 1: nothing that was added decays.
     if not growth:
         return replace(closed, terms=(*closed.terms, *begun))
+    growth, ends = (growth, []) if e.names is None else e.names.telescoped(growth)
+    if ends and first.scalar != 0:
+        return None
+    free = frozenset(closed.axes | {*column, time})
+    for before, after in ends:
+        # The product of exp(m_u - m_{u+1}) from s + 1 to t - 1 is exp(m_{s+1} - m_t).
+        for term in (after.rename({time: column}).scaled(-1.0), before.scaled(-1.0)):
+            closed = replace(closed, terms=_times_exp(closed.terms, term, free))
     # What step s added has met the rates of the steps s + 1 to t - 1, whose product is
     # exp(G_{t-1} - G_s), as exp(G_t) exp(-g_t) exp(-G_s): exp of a sum is a product of exps.
     for exponent in growth:

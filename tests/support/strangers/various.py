@@ -92,7 +92,7 @@ class RunningExtremes(nn.Module):
         return scan(torch.maximum, y) + low * scan(lambda a, b: a * b, torch.sigmoid(y))
 
 
-@stranger("fused", unit=4)
+@stranger("streams", unit=4)
 class MlstmChunkwise(nn.Module):
     """The stabilised mLSTM, one chunk after another."""
 
