@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -103,7 +104,7 @@ class _Search(Rewriter):
                 own,
                 divisors,
                 lambda t: self._scaled_by(t) == maximum.tensor.name,
-                lambda t, own=own: self._sum(t, own, maximum),
+                partial(self._sum, like=own, maximum=maximum),
             )
             problem = self.fuse(root, writer)
             if problem is None:
@@ -179,7 +180,9 @@ class _Search(Rewriter):
         if isinstance(factor, Nested):
             found = _subtracted(factor, form) if term.coefficient == 1 else None
             return None if found is None else found.tensor.name
-        match factor.function if isinstance(factor, Leaf) and term.coefficient == 1 else ():
+        if not isinstance(factor, Leaf) or term.coefficient != 1:
+            return None
+        match factor.function:
             case ("Exp", (), ("Neg", (), ("x",)) | ("Mul", (), ("x",), ("const", -1.0, _))):
                 return factor.tensor.name
         return None
@@ -216,8 +219,9 @@ def _subtracted(factor: Nested, form: Form) -> Leaf | None:
         return None
     (term,) = factor.inner.terms
     leaf = term.factors[0] if len(term.factors) == 1 else None
-    known = isinstance(leaf, Leaf) and leaf.function == IDENTITY and leaf.axes == factor.axes
-    return leaf if known and term.coefficient == -1 else None
+    if not isinstance(leaf, Leaf) or leaf.function != IDENTITY or leaf.axes != factor.axes:
+        return None
+    return leaf if term.coefficient == -1 else None
 
 
 def _leaves(term: Term) -> Iterator[Leaf]:
