@@ -18,9 +18,12 @@ import onnx_graphsurgeon as gs
 from linexport.graph.shapes import completed_shapes
 from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
+from linexport.passes.scan_cascades import separate_states
 from linexport.passes.turning_loops import replace_turning_loops
 from linexport.recognise.find import Search
+from linexport.recognise.findings import Findings
 from linexport.recognise.row_sums import replace_row_sums
+from linexport.recognise.scan_body import nonlinear_operator
 from linexport.recognise.stabilized import replace_stabilized
 from linexport.recognise.stateful import replace_loops
 
@@ -35,14 +38,16 @@ def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResu
 
 def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     summed = replace_row_sums(graph)
-    findings = replace_stabilized(graph, withdrawn)
-    if findings.matches:
+    stabilized = replace_stabilized(graph, withdrawn)
+    if summed or stabilized.matches:
         graph.cleanup().toposort()
-    findings += replace_loops(graph, withdrawn)
-    if summed or findings.matches:
-        graph.cleanup().toposort()
-    findings += Search(graph, withdrawn).run()
-    findings += replace_turning_loops(graph, withdrawn)
+    found = _search(graph, withdrawn)
+    findings = stabilized + found
+    # What is fused in front of a loop is a tensor to it, as its form is no longer the loop's.
+    while separate_states(graph) or (found.matches and any(map(_is_linear, graph.nodes))):
+        found = _search(graph, withdrawn)
+        before = Findings(findings.matches, (), findings.rejected)
+        findings = before + found
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.rejected]
@@ -54,6 +59,19 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
     return PassResult(summed or bool(findings.matches), findings)
+
+
+def _search(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
+    """Fuse what is linear attention as it stands."""
+    findings = replace_loops(graph, withdrawn)
+    if findings.matches:
+        graph.cleanup().toposort()
+    findings += Search(graph, withdrawn).run()
+    return findings + replace_turning_loops(graph, withdrawn)
+
+
+def _is_linear(node: gs.Node) -> bool:
+    return node.op == "Scan" and nonlinear_operator(node) is None
 
 
 PASS = Pass(

@@ -24,7 +24,13 @@ from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 from linexport.passes.scan_rates import join_rates
 from linexport.passes.scan_sums import join_sums
-from linexport.passes.step_nodes import drop_unread, has_directions, leaves, scanned_axes
+from linexport.passes.step_nodes import (
+    copy_given,
+    drop_unread,
+    has_directions,
+    leaves,
+    scanned_axes,
+)
 from linexport.passes.step_norms import as_layer_norms
 from linexport.recognise.scan_body import nonlinear_operator
 from linexport.recognise.values import Values
@@ -155,6 +161,7 @@ def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
         tensor.shape = plan.shapes[tensor.name]
         scan.inputs.append(lifted.whole[tensor.name])
         body.inputs.append(tensor)
+    copy_given(body)
     drop_unread(scan, axes + [0] * len(plan.read))
 
 

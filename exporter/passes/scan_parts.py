@@ -10,7 +10,7 @@ of the first state (gated slots).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.copies import copy_nodes
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.passes.step_nodes import (
+    copy_given,
     drop_unread,
     give_every_step,
     has_directions,
@@ -29,6 +30,10 @@ from linexport.recognise.scan_body import first_nonlinear, nonlinear_operator, n
 
 MAX_STATES = 8
 """Loops with more states than this are not taken apart: every choice of them is looked at."""
+
+
+MOVED = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that cost nothing: what they read crosses over, and once."""
 
 
 class Parts(NamedTuple):
@@ -43,7 +48,7 @@ class Parts(NamedTuple):
     crossing: list[gs.Tensor]
 
 
-class _Body:
+class StepStates:
     """The body of a Scan, and which states its values are of."""
 
     def __init__(self, scan: gs.Node) -> None:
@@ -68,8 +73,13 @@ class _Body:
                 if all(self.states_of(self.body.outputs[i]) <= chosen for i in chosen):
                     yield chosen
 
-    def crossing(self, first: frozenset[int]) -> list[gs.Tensor]:
-        """Return what the other states and their outputs read of the first ones."""
+    def crossing(self, first: frozenset[int], again: Callable[[gs.Node], bool]) -> list[gs.Tensor]:
+        """Return what the other states and their outputs read of the first ones.
+
+        Args:
+            first: places of these.
+            again: whether a node is computed again of what it reads, which crosses over instead.
+        """
         found: dict[str, gs.Tensor] = {}
         pending = [t for n in self.body.nodes if not self._is_of(n, first) for t in n.inputs]
         others = set(range(self.count)) - first
@@ -80,8 +90,8 @@ class _Body:
             if not of or not of <= first or tensor.name in found:
                 continue
             node = producer(tensor)
-            if node is not None and self._grows(node):
-                pending += node.inputs  # computed again: what it is computed of is smaller
+            if node is not None and again(node):
+                pending += node.inputs
             else:
                 found[tensor.name] = tensor
         return list(found.values())
@@ -94,8 +104,10 @@ class _Body:
     def _is_of(self, node: gs.Node, first: frozenset[int]) -> bool:
         return all(self.states_of(o) <= first for o in node.outputs)
 
-    def _grows(self, node: gs.Node) -> bool:
-        """Return whether a node's result is larger than each value of a state that it reads."""
+    def is_made_again(self, node: gs.Node) -> bool:
+        """Return whether a node moves values, or makes more than each of a state that it reads."""
+        if node.op in MOVED:
+            return True
         made = numbers_in(node.outputs)
         return all(numbers_in([t]) < made for t in node.inputs if self.states_of(t))
 
@@ -107,11 +119,10 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     by_step, by_read = nonlinear_operator(scan), nonlinear_read(scan)
     if by_step is None and by_read is None:
         return None
-    known = _Body(scan)
-    nested = any(isinstance(a, gs.Graph) for n in known.body.nodes for a in n.attrs.values())
-    if known.count > MAX_STATES or nested or not _has_shapes(known.body):
+    known = StepStates(scan)
+    if known.count > MAX_STATES or not is_plain(known.body):
         return None
-    found = [Parts(first, known.crossing(first)) for first in known.closed()]
+    found = [Parts(first, known.crossing(first, known.is_made_again)) for first in known.closed()]
     found = [parts for parts in found if _gains(known, parts, read=by_step is None)]
     given = [*known.body.inputs[known.count :], *known.body.outputs[known.count :]]
     # All that is linear stays together: a numerator and its denominator are one attention.
@@ -121,7 +132,7 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     return None if best is None or numbers_in(best.crossing) > numbers_in(given) else best
 
 
-def _gains(known: _Body, parts: Parts, read: bool) -> bool:
+def _gains(known: StepStates, parts: Parts, read: bool) -> bool:
     """Return whether the second loop is linear in its states, with ``read`` in its outputs too."""
     body = known.body
     own = {t.name for i, t in enumerate(body.inputs[: known.count]) if i not in parts.first}
@@ -131,13 +142,15 @@ def _gains(known: _Body, parts: Parts, read: bool) -> bool:
     return first_nonlinear(body, own, nodes_behind(after)) is None
 
 
-def _has_shapes(body: gs.Graph) -> bool:
-    return all(t.shape is not None for n in body.nodes for t in n.outputs)
+def is_plain(body: gs.Graph) -> bool:
+    """Return whether a body has no bodies inside, and the shapes of all its values are known."""
+    nested = any(isinstance(a, gs.Graph) for n in body.nodes for a in n.attrs.values())
+    return not nested and all(t.shape is not None for n in body.nodes for t in n.outputs)
 
 
 def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     """Put two Scans in the place of one; the second scans what the first gives."""
-    known, axes = _Body(scan), scanned_axes(scan)
+    known, axes = StepStates(scan), scanned_axes(scan)
     body, count, stem = known.body, known.count, scan.name or scan.outputs[0].name
     later = known.second_outputs(parts.first)
     first = [*sorted(parts.first), *(i for i in range(count, len(body.outputs)) if i not in later)]
@@ -161,10 +174,11 @@ def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     graph.nodes[place : place + 1] = nodes
     for node, scanned in zip(nodes, (axes, axes + [0] * len(stacked)), strict=True):
         node.attrs["body"].cleanup().toposort()
+        copy_given(node.attrs["body"])
         drop_unread(node, scanned)
 
 
-def _second(known: _Body, parts: Parts, given: list[int], name: str) -> gs.Graph:
+def _second(known: StepStates, parts: Parts, given: list[int], name: str) -> gs.Graph:
     """Return the body of the second loop, which reads what crosses over as tokens.
 
     Args:

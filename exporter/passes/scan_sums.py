@@ -218,6 +218,7 @@ class _Step:
         key = (op, *(_key(t) for t in inputs))
         if key not in self._made:
             made = gs.Variable(f"{self.state.name}/{op}_{len(self._made)}", self.state.dtype)
+            made.shape = broadcast(None if t.shape is None else list(t.shape) for t in inputs)
             self.nodes.append(gs.Node(op, made.name, {}, list(inputs), [made]))
             self._made[key] = made
         return self._made[key]

@@ -4,9 +4,9 @@
     Scan: ...; y = n / max(d, e)      ->    Scan: ...; N, D             Y = N / max(D, e)
 
 Products with stored matrices and functions that are no sums or products leave, and all that is
-computed of them. What is left is a recurrence that recognition can read, and of any loop fewer
-operators for each token. What crosses over must be no larger than what the loop reads and gives
-anyway: states that are matrices stay in the step.
+computed of them, and what puts values side by side at the end. What is left is a recurrence that
+recognition can read, and of any loop fewer operators for each token. What crosses over must be no
+larger than what the loop reads and gives anyway: states that are matrices stay in the step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ from linexport.passes.lifted_steps import (
 from linexport.passes.step_nodes import (
     give_every_step,
     has_directions,
+    keep_outputs,
     leaves,
     numbers_in,
+    output_axes,
     scanned_axes,
+    with_steps_along,
 )
 
 log = logging.getLogger(__name__)
 
 LINEAR = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
 """Elementwise operators that recognition follows."""
+
+MOVED = frozenset(("Identity", "Squeeze", "Transpose", "Unsqueeze"))
 
 FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | frozenset(NORMALISERS)
 
@@ -90,7 +95,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
         if reads & of_states:
             square = node.op == "Mul" and reads <= of_states
             of_states |= {o.name for o in node.outputs}
-            reason = square or node.op in PRODUCTS or _begins_function(node)
+            reason = square or node.op in PRODUCTS or _begins_function(node) or _puts_together(node)
             if reads & leaving and (not known or id(node) in kept):
                 return None
             if reads & leaving or (reason and known and id(node) not in kept):
@@ -114,6 +119,17 @@ def _begins_function(node: gs.Node) -> bool:
     return node.op in FUNCTIONS or bool(grouped)
 
 
+def _puts_together(node: gs.Node) -> bool:
+    """Return whether a node puts values side by side, and outputs are what it gives."""
+    return node.op == "Concat" and _gives(node)
+
+
+def _gives(node: gs.Node) -> bool:
+    """Return whether nothing but moves reads what a node gives."""
+    after = [reader for o in node.outputs for reader in o.outputs]
+    return all(reader.op in MOVED and _gives(reader) for reader in after)
+
+
 def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     """Move the nodes after the Scan, whose outputs are what crosses over."""
     body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
@@ -124,7 +140,7 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     for tensor in plan.crossing:
         whole = give_every_step(scan, tensor, plan.shapes[tensor.name], "all")
         scanned[tensor.name] = ScannedTokens(whole, 0)
-    axes = scan.attrs["scan_output_axes"]
+    axes = output_axes(scan)
     lifted = LiftedSteps(f"{stem}/after", scanned, plan.shapes)
     lifted.take(body, plan.nodes)
     nodes, kept = lifted.nodes, list[int]()
@@ -133,15 +149,8 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
             kept.append(place)
             continue
         output, whole = scan.outputs[states + place], lifted.whole[tensor.name]
-        axis = axes[place] % len(whole.shape)
-        order = list(range(1, len(whole.shape)))
-        order.insert(axis, 0)
-        attrs = {"perm": order} if axis else {}
-        op = "Transpose" if axis else "Identity"
-        nodes.append(gs.Node(op, f"{output.name}/{op}", attrs, [whole], [output]))
-    body.outputs = [*body.outputs[:states], *(body.outputs[states + i] for i in kept)]
-    scan.outputs = [*scan.outputs[:states], *(scan.outputs[states + i] for i in kept)]
-    scan.attrs["scan_output_axes"] = [axes[i] for i in kept]
+        nodes.append(with_steps_along(axes[place], whole, output))
+    keep_outputs(scan, [*range(states), *(states + i for i in kept)])
     place = index_of(graph, scan)
     graph.nodes[place + 1 : place + 1] = nodes
 

@@ -36,6 +36,31 @@ def scanned_axes(scan: gs.Node) -> list[int]:
     return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
 
 
+def output_axes(scan: gs.Node) -> list[int]:
+    """Return the axes of the steps in the stacked outputs, counted from the first."""
+    count = len(scan.inputs) - scan.attrs["num_scan_inputs"]
+    stacked = scan.outputs[count:]
+    axes = scan.attrs.get("scan_output_axes") or [0] * len(stacked)
+    return [a % len(t.shape) if a else a for a, t in zip(axes, stacked, strict=True)]
+
+
+def keep_outputs(scan: gs.Node, places: list[int]) -> None:
+    """Let a Scan give those of its outputs alone that are in some places, states among them."""
+    body, axes = scan.attrs["body"], output_axes(scan)
+    count = len(scan.outputs) - len(axes)
+    body.outputs = [body.outputs[i] for i in places]
+    scan.outputs = [scan.outputs[i] for i in places]
+    scan.attrs["scan_output_axes"] = [axes[i - count] for i in places if i >= count]
+
+
+def with_steps_along(axis: int, whole: gs.Tensor, output: gs.Tensor) -> gs.Node:
+    """Return the node that moves the steps of values from the first axis to another one."""
+    order = list(range(1, len(whole.shape)))
+    order.insert(axis, 0)
+    op, attrs = ("Transpose", {"perm": order}) if axis else ("Identity", {})
+    return gs.Node(op, f"{output.name}/{op}", attrs, [whole], [output])
+
+
 def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -> gs.Variable:
     """Let a Scan give a value of its body of every step; returns all of them, steps first.
 
@@ -48,7 +73,7 @@ def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -
     body, axes = scan.attrs["body"], scanned_axes(scan)
     states, stem = len(body.inputs) - len(axes), scan.name or scan.outputs[0].name
     length = scan.inputs[states].shape[axes[0]]
-    sides = scan.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
+    sides = output_axes(scan)
     # A body must not give one value twice.
     copy = gs.Variable(f"{tensor.name}/{name}", tensor.dtype, list(shape))
     body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
@@ -57,6 +82,19 @@ def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -
     scan.outputs.append(found)
     scan.attrs["scan_output_axes"] = [*sides, 0]
     return found
+
+
+def copy_given(body: gs.Graph) -> None:
+    """Let a body give copies of those of its inputs that it gives as they are.
+
+    ONNX Runtime may leave the state that a scanned input becomes unwritten.
+    """
+    given = {id(t) for t in body.inputs}
+    for place, tensor in enumerate(body.outputs):
+        if id(tensor) in given:
+            copy = gs.Variable(f"{tensor.name}/copy_{place}", tensor.dtype, tensor.shape)
+            body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
+            body.outputs[place] = copy
 
 
 def numbers_in(tensors: Iterable[gs.Tensor], shapes: Mapping[str, Shape] | None = None) -> int:

@@ -1,12 +1,14 @@
 """Linear loops over tokens that no operator has: the part of their step that is in the way.
 
 g' = a g + u            each state by itself, entry by entry, from zeros or weights: is read
-h' = b h + g            one that reads another: the loop has two loops in a row
-y  = g + h              a sum of two: each has a sum over tokens of its own
+g' = a g + h            two that read each other, h' = b h + g
+H' = b H + G            one that reads another, of a full matrix
+y  = g + h              a sum of two that is not taken apart
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import onnx_graphsurgeon as gs
@@ -31,8 +33,14 @@ BEGUN = LINEAR + (
 )
 
 CASCADE = LINEAR + (
-    "one of them reads another. It stays a loop. Where the one that is read has a number for each "
-    "channel, a loop of its own for it, and a second one over what that gives, are both fused"
+    "one of them reads another that has more numbers than what a token gives and takes, so that a "
+    "loop of its own would write all of them for every token, or one that is read before its step "
+    "and does not begin with zeros. It stays a loop"
+)
+
+COUPLED = LINEAR + (
+    "two of them read each other. It stays a loop. Of such states those are fused that begin with "
+    "zeros and are pairs which every step turns and scales"
 )
 
 SUM = LINEAR + (
@@ -50,15 +58,30 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
         return BEGUN
     if steps is None:
         return OTHER
-    if any(_states(f, steps) - {name} for name, f in steps.following.items()):
+    read = {name: _states(form, steps) for name, form in steps.following.items()}
+    others = [(name, other) for name, own in read.items() for other in own - {name}]
+    if any(name in _reached(read, other) for name, other in others):
+        return COUPLED
+    if others:
         return CASCADE
     return SUM if any(len(_states(form, steps)) > 1 for form in steps.outputs) else OTHER
+
+
+def _reached(read: Mapping[str, set[str]], name: str) -> set[str]:
+    """Return the states that one reads, directly or by others."""
+    found, pending = set[str](), {name}
+    while pending:
+        found |= pending
+        pending = set().union(*(read[one] for one in pending)) - found
+    return found
 
 
 def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:
     """Return whether a state before all steps depends on values of the inputs."""
     form = e.form(start)
-    return not e.is_weight(start) and (form is None or form.scalar is None)
+    if form is None or e.is_weight(start):
+        return form is None
+    return any(not e.is_weight(f.tensor) for term in form.terms for f in term.of(Leaf))
 
 
 def _states(form: Form | None, steps: Steps) -> set[str]:

@@ -58,7 +58,8 @@ def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
     offset = int((filled[0] if below else ~filled[0]).sum()) - 1
     if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
         return None
-    order = PositionOrder(*(index for index in dims if index), offset)
+    row, column = (index for index in dims if index)
+    order = PositionOrder(row, column, offset)
     return Form(dims, (Term(number, (order if below else order.complement(),)),))
 
 

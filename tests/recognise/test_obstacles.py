@@ -313,14 +313,23 @@ def test_of_a_loop_it_is_said_whether_it_is_linear(name: str) -> None:
     assert expected in reason
 
 
-def of_two_states(q: Tensor, k: Tensor, v: Tensor, cascade: bool) -> Tensor:
-    """A loop with two states, each of a number for each channel: one reads another, or not."""
+def coupled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     g = h = torch.zeros_like(v[:, 0])
     out = []
     for t in range(v.shape[1]):
-        g = q[:, t].sigmoid() * g + v[:, t]
-        h = k[:, t].sigmoid() * h + (g if cascade else 1) * v[:, t]
-        out.append(h if cascade else g + h)
+        g = q[:, t].sigmoid() * g + h * v[:, t]
+        h = k[:, t].sigmoid() * h + g * v[:, t]
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def of_two_matrices(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    g = h = torch.zeros(*v[:, 0].shape, v.shape[-1])
+    out = []
+    for t in range(v.shape[1]):
+        g = 0.9 * g + k[:, t, :, None] * v[:, t, None]
+        h = 0.7 * h + g
+        out.append((q[:, t, None] @ h)[:, 0])
     return torch.stack(out, 1)
 
 
@@ -335,11 +344,11 @@ def begun(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda q, k, v: of_two_states(q, k, v, True), "one of them reads another"),
-        (lambda q, k, v: of_two_states(q, k, v, False), "gives a sum of what two"),
-        (lambda q, k, v: begun(q, k, v), "a state that is computed of the inputs"),
+        (coupled, "two of them read each other"),
+        (of_two_matrices, "one of them reads another that has more numbers"),
+        (begun, "a state that is computed of the inputs"),
     ],
-    ids=["cascade", "sum", "begun"],
+    ids=["coupled", "cascade", "begun"],
 )
 def test_what_keeps_a_linear_loop_from_being_fused_is_named(
     function: Function, expected: str
