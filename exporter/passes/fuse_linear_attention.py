@@ -9,6 +9,7 @@ however it is multiplied out, masked, summed, transposed and reshaped; see
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,9 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     found = _search(graph, withdrawn)
     findings = stabilized + found
     # What is fused in front of a loop is a tensor to it, as its form is no longer the loop's.
-    while separate_states(graph) or (found.matches and any(map(_is_linear, graph.nodes))):
+    left = math.inf
+    while separate_states(graph) or (found.matches and 0 < _linear_loops(graph) < left):
+        left = _linear_loops(graph)
         found = _search(graph, withdrawn)
         before = Findings(findings.matches, (), findings.rejected)
         findings = before + found
@@ -70,8 +73,8 @@ def _search(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
     return findings + replace_turning_loops(graph, withdrawn)
 
 
-def _is_linear(node: gs.Node) -> bool:
-    return node.op == "Scan" and nonlinear_operator(node) is None
+def _linear_loops(graph: gs.Graph) -> int:
+    return sum(node.op == "Scan" and nonlinear_operator(node) is None for node in graph.nodes)
 
 
 PASS = Pass(
