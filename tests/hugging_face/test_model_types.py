@@ -15,9 +15,13 @@ import linexport
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
 from linexport.loaders.hugging_face.vision import TOWERS
-from tests.support.families import REFUSED, TINY, WITH_TOWERS, save_model
+from tests.support import ROOT
+from tests.support.families import LINEAR_LAYERS, REFUSED, TINY, WITH_TOWERS, save_model
+from tests.support.towers import WITH_PICTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+TABLE = ROOT / "docs/data/model_types.json"
 
 LIBRARY = Path(transformers.__file__).parent / "models"
 
@@ -71,6 +75,27 @@ def test_every_type_is_converted_or_refused_by_a_test() -> None:
     accounted = {folder(transformers.CONFIG_MAPPING[name]) for name in known}
     assert types <= known
     assert found - accounted == OTHERS.keys()
+
+
+@pytest.mark.slow
+def test_all_types_are_converted_or_refused_and_their_table_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The table's numbers are those of this run; ``tools/generate_docs.py`` shows them."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import count_model_types
+
+    monkeypatch.setattr("sys.argv", ["count_model_types.py", "--json", str(TABLE)])
+    count_model_types.main()
+    rows = {row["model_type"]: row for row in json.loads(TABLE.read_text())["result"]["rows"]}
+    assert rows.keys() == {*TINY, *WITH_TOWERS, *WITH_PICTURES, *REFUSED}
+    for name, row in rows.items():
+        if name in REFUSED:
+            assert "an indexer chooses" in row["reason"]
+        else:
+            assert row["status"] == "ok" and row["streams"] and row["error"] <= 5e-5
+        if name in LINEAR_LAYERS:
+            assert row["fused"].get("LinearAttention", 0) == LINEAR_LAYERS[name]
 
 
 @pytest.mark.services
@@ -131,14 +156,12 @@ def test_a_language_model_is_traced_without_its_towers(
 @pytest.fixture(scope="module")
 def model_with_towers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``model_with_towers(model_type)``: such a folder, made once."""
-    from tests.hugging_face.test_vision import CONFIGS
-
     made: dict[str, Path] = {}
 
     def save(model_type: str) -> Path:
         if model_type not in made:
             made[model_type] = tmp_path_factory.mktemp(model_type)
-            config = {**WITH_TOWERS, **CONFIGS}[model_type]
+            config = {**WITH_TOWERS, **WITH_PICTURES}[model_type]
             save_model(config, model_type, made[model_type], "AutoModelForMultimodalLM")
         return made[model_type]
 

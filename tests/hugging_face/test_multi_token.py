@@ -30,9 +30,9 @@ from linexport.package import find_destination, package
 from linexport.report.verdict import predictor_check, verdict
 from linexport.targets import providers
 from linexport.targets.providers import Provider
-from tests.hugging_face.test_vision import CONFIGS
 from tests.support.families import TINY, save_model
 from tests.support.multi_token import Oracle, add_head
+from tests.support.towers import WITH_PICTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -470,7 +470,7 @@ def test_other_layouts_are_left_out_with_the_reason(
 def test_a_model_with_a_vision_tower_has_its_head_too(tmp_path: Path) -> None:
     """As Qwen3.5 is published: the head beside both, for texts."""
     source = tmp_path / "model"
-    save_model(CONFIGS["qwen3_5"], "qwen3_5", source, "AutoModelForImageTextToText")
+    save_model(WITH_PICTURES["qwen3_5"], "qwen3_5", source, "AutoModelForImageTextToText")
     add_head(source)
     manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
     assert manifest.status == "ok" and manifest.vision is not None and manifest.mtp is not None

@@ -22,9 +22,9 @@ from linexport.artifact import pictures
 from linexport.artifact.tokenizer import Files
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
-from tests.hugging_face.test_vision import CONFIGS, IMAGE, QWEN_VISION
 from tests.support.command_line import Result
 from tests.support.families import save_model
+from tests.support.towers import IMAGE, QWEN_VISION, WITH_PICTURES
 
 image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,7 +76,7 @@ def test_the_command_writes_what_transformers_writes(
     cli: Callable[..., Result], files: list[Path], tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
-    save_model(CONFIGS["qwen3_5"], "qwen3_5", source, "AutoModelForImageTextToText")
+    save_model(WITH_PICTURES["qwen3_5"], "qwen3_5", source, "AutoModelForImageTextToText")
     model = transformers.AutoModelForImageTextToText.from_pretrained(source)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -169,7 +169,7 @@ def torchvision_works() -> bool:
 def test_tiles_are_those_of_transformers(cli: Callable[..., Result], tmp_path: Path) -> None:
     """Pictures of one tile and of several, of several shapes, alone and together."""
     source = tmp_path / "source"
-    save_model(CONFIGS["lfm2_vl"], "lfm2_vl", source, "AutoModelForImageTextToText")
+    save_model(WITH_PICTURES["lfm2_vl"], "lfm2_vl", source, "AutoModelForImageTextToText")
     model = transformers.AutoModelForImageTextToText.from_pretrained(source)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -20,43 +20,11 @@ from linexport.loaders.hugging_face.vision.grid import draw
 from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
 from linexport.package import find_destination, package
 from tests.support.families import TINY, save_model
+from tests.support.towers import IMAGE, WITH_PICTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IMAGE = 60
-PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-QWEN_VISION = {
-    **{"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2},
-    **{"out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16},
-}
-ROTARY = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3_5": {
-        # 16 rotary channels, so that time, height and width have several each.
-        "text_config": {
-            **TINY["qwen3_5_text"],
-            "head_dim": 32,
-            "rope_parameters": {**ROTARY, "mrope_section": [3, 3, 2]},
-        },
-        "vision_config": QWEN_VISION,
-        **dict(zip(PLACES, range(IMAGE, IMAGE + 4), strict=True)),
-    },
-    "qwen3_5_moe": {
-        "text_config": TINY["qwen3_5_moe_text"],
-        "vision_config": QWEN_VISION,
-        **dict(zip(PLACES, range(IMAGE, IMAGE + 4), strict=True)),
-    },
-    "lfm2_vl": {
-        "text_config": TINY["lfm2"],
-        "vision_config": {
-            **{"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48},
-            **{"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4},
-            **{"num_patches": 16, "vision_use_head": False},
-        },
-        **{"image_token_id": IMAGE, "projector_hidden_size": 40, "downsample_factor": 2},
-    },
-}
-KINDS = list(CONFIGS)
+KINDS = list(WITH_PICTURES)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +35,7 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     def folder(kind: str) -> Path:
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp(kind)
-            save_model(CONFIGS[kind], kind, made[kind], "AutoModelForImageTextToText")
+            save_model(WITH_PICTURES[kind], kind, made[kind], "AutoModelForImageTextToText")
             model = transformers.AutoModelForImageTextToText.from_pretrained(made[kind])
             with torch.no_grad():  # random weights of 0.02 give features that change nothing
                 for name, weight in model.named_parameters():

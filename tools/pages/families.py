@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from pages import ROOT, table
+from pages import NONE, ROOT, table
+from pages.measured import record, with_circumstances
 
 sys.path.insert(0, str(ROOT))
 
@@ -65,20 +66,22 @@ def patched_functions() -> str:
     )
 
 
-def other_types() -> str:
-    """Return the table of model types of which text alone is converted, and of those refused."""
-    from tests.support.families import REFUSED, WITH_TOWERS
-
-    refused = {name.removesuffix("_text") for name in REFUSED}
-    rows = [
-        ["text alone, without their towers", _code(sorted(WITH_TOWERS))],
-        ["refused: an indexer chooses the tokens they attend to", _code(sorted(refused))],
-    ]
-    return table(["", "model types"], rows)
+def model_types() -> str:
+    """Return what became of a tiny model of each type, as tools/count_model_types.py found it."""
+    found = record("model_types")
+    rows = []
+    for row in found["result"]["rows"]:
+        fused = ", ".join(f"{count} `{op}`" for op, count in row.get("fused", {}).items())
+        error = f"{row['error']:.1e}" if "error" in row else NONE
+        streams = {True: "yes", False: "no"}.get(row.get("streams"), NONE)
+        inputs = row["inputs"] if row["status"] != "refused" else "refused"
+        rows.append([f"`{row['model_type']}`", inputs, fused or NONE, streams, error])
+    titles = ["model type", "converted for", "fused", "streams", "largest relative error"]
+    return with_circumstances(found, table(titles, rows))
 
 
 PARTS = {
     "families": families,
     "patched-functions": patched_functions,
-    "other-types": other_types,
+    "model-types": model_types,
 }
