@@ -4,6 +4,7 @@ g' = a g + u            each state by itself, entry by entry, from zeros or weig
 g' = a g + h            two that read each other, h' = b h + g
 H' = b H + G            one that reads another, of a full matrix
 y  = g + h              a sum of two that is not taken apart
+H' = (1 - a b^T) H + u  one that decays by a sum
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ COUPLED = LINEAR + (
     "zeros and are pairs which every step turns and scales"
 )
 
+RATES = LINEAR + (
+    "what keeps an entry of one is a sum of products, such as 1 - x y, another number for each "
+    "entry of a matrix. Decays of the operators are of each head or key channel. It stays a loop"
+)
+
 SUM = LINEAR + (
     "it gives a sum of what two of them are. It stays a loop. Where the loop gives each by itself, "
     "in lists of their own for torch.stack, and they are added behind it, both are fused"
@@ -64,7 +70,9 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
         return COUPLED
     if others:
         return CASCADE
-    return SUM if any(len(_states(form, steps)) > 1 for form in steps.outputs) else OTHER
+    if any(len(_states(form, steps)) > 1 for form in steps.outputs):
+        return SUM
+    return RATES if any(map(_has_sum_of_rates, steps.following.items())) else OTHER
 
 
 def _reached(read: Mapping[str, set[str]], name: str) -> set[str]:
@@ -88,6 +96,13 @@ def _states(form: Form | None, steps: Steps) -> set[str]:
     """Return the states that are factors of a form."""
     leaves = (f for term in (form.terms if form else ()) for f in term.of(Leaf))
     return {f.tensor.name for f in leaves} & steps.following.keys()
+
+
+def _has_sum_of_rates(state: tuple[str, Form | None]) -> bool:
+    """Return whether several terms of a state after a step have it as a factor."""
+    name, form = state
+    terms = form.terms if form else ()
+    return sum(any(f.tensor.name == name for f in t.of(Leaf)) for t in terms) > 1
 
 
 def _is_entrywise(form: Form | None, steps: Steps) -> bool:

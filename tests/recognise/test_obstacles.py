@@ -333,6 +333,16 @@ def of_two_matrices(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(out, 1)
 
 
+def longhorn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Longhorn (arXiv:2407.14207) token by token."""
+    state, out = torch.zeros(*v[:, 0].shape, v.shape[-1]), []
+    for t in range(v.shape[1]):
+        kept = 1 - v[:, t, :, None].sigmoid() * k[:, t, None].square()
+        state = kept * state + v[:, t, :, None] * k[:, t, None]
+        out.append((state @ q[:, t, :, None])[..., 0])
+    return torch.stack(out, 1)
+
+
 def begun(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     state, out = q[:, 0] * k[:, 0], []
     for t in range(v.shape[1]):
@@ -345,10 +355,11 @@ def begun(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ("function", "expected"),
     [
         (coupled, "two of them read each other"),
+        (longhorn, "a sum of products, such as 1 - x y"),
         (of_two_matrices, "one of them reads another that has more numbers"),
         (begun, "a state that is computed of the inputs"),
     ],
-    ids=["coupled", "cascade", "begun"],
+    ids=["coupled", "longhorn", "cascade", "begun"],
 )
 def test_what_keeps_a_linear_loop_from_being_fused_is_named(
     function: Function, expected: str
