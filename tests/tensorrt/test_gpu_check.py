@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,14 +41,26 @@ LIFE = 5
 
 
 @pytest.fixture(scope="module")
-def check() -> ModuleType:
+def check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The tool; it compiles the plugins once."""
     pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
     pytest.importorskip("cuda.bindings", reason="launchers call the driver: cuda-bindings")
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools"))
-        return importlib.import_module("gpu_check")
+        tool = importlib.import_module("gpu_check")
+        compile_plugins, made = tool.compile_plugins, tmp_path_factory.mktemp("plugins") / "made.so"
+
+        def once(place: Path, *headers: Path) -> None:
+            if headers:
+                return compile_plugins(place, *headers)
+            if not made.exists():
+                compile_plugins(made)
+            shutil.copyfile(made, place)
+
+        patch.setattr(tool, "compile_plugins", once)
+        yield tool
 
 
 @pytest.fixture(scope="module")
