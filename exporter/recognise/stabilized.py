@@ -82,7 +82,7 @@ class _Search(Rewriter):
     def replace(self, tensor: gs.Variable, withdrawn: str | None) -> None:
         """Replace a value, where it is such an attention."""
         found = self._read(tensor)
-        if found is None:
+        if found is None or self._cancels(tensor, found.maximum):
             return
         roles, maximum = found.roles, found.maximum
         divisors = tuple(f for f in roles.weights if self._depends(f.tensor, maximum))
@@ -160,6 +160,12 @@ class _Search(Rewriter):
         except NotAttentionError:
             return None
         return _Found(form, roles, maximum)
+
+    def _cancels(self, tensor: gs.Tensor, maximum: Leaf) -> bool:
+        """Return whether a quotient is the same without the maximum, see ``quotients``."""
+        quotients = (node for node in tensor.outputs if node.op == "Div")
+        others = (self._read(t) for node in quotients for t in node.inputs if t is not tensor)
+        return any(o is not None and o.maximum.tensor.name == maximum.tensor.name for o in others)
 
     def _sum(self, tensor: gs.Tensor, like: Roles, maximum: Leaf) -> tuple[Form, Roles] | None:
         """Return the form and the roles of a sum over keys with the same maximum."""

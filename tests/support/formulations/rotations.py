@@ -285,7 +285,7 @@ def heads_that_turn(q, k, v):
     return torch.stack(out, 1).flatten(2)
 
 
-@formulation(COLLECTED, reason="linear recurrence")
+@formulation(COLLECTED, reason="two of them read each other")
 def turned_and_squeezed(q, k, v):
     """RotationMinGRU: one axis shrinks before the turn, so that steps do not commute."""
     cos, sin, size = k.cos(), k.sin(), torch.tanh(q)
