@@ -7,5 +7,8 @@ MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Ex
 MOVES |= {"Gather", "Split", "ReduceMax", "ReduceMin", "Flatten"}
 """Operators that give a choice of entries of their first input."""
 
+AXES_ONLY = frozenset(("Identity", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators that change the axes of their input and nothing else."""
+
 SIZES_ONLY = {"Shape", "Size"}
 """Operators that read the sizes of their input and none of its values."""

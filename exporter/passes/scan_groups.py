@@ -11,12 +11,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind, original_of, producer
 from linexport.passes.scan_parts import StepStates, is_plain
-from linexport.passes.step_nodes import has_directions
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.passes.step_nodes import ARITHMETIC, has_directions
+from linexport.recognise.scan_body import nonlinear_operator, reached
 from linexport.recognise.values import Values
-
-ENTRYWISE = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
-"""Operators that compute every entry of a result of the same entries of what they read."""
 
 Group = frozenset[int]
 
@@ -32,8 +29,8 @@ class LinearStates(StepStates):
     def __init__(self, scan: gs.Node, values: Values) -> None:
         super().__init__(scan)
         self._starts, self._values = scan.inputs[: self.count], values
-        reads = [self.states_of(after) for after in self.body.outputs[: self.count]]
-        behind = [_reached(reads, place) for place in range(self.count)]
+        reads = dict(enumerate(map(self.states_of, self.body.outputs[: self.count])))
+        behind = [reached(reads, place) for place in reads]
         self._group = [
             frozenset({i, *(j for j in behind[i] if i in behind[j])}) for i in range(self.count)
         ]
@@ -63,7 +60,7 @@ class LinearStates(StepStates):
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
         start = self._starts[place]
         begun = self._values.is_zero(start) or _is_stored(start)
-        return begun and all(node.op in ENTRYWISE for node in own)
+        return begun and all(node.op in ARITHMETIC for node in own)
 
     def is_read_begun(self, tensor: gs.Tensor) -> bool:
         """Return whether a value is a state before the step that does not begin with zeros.
@@ -82,7 +79,7 @@ class LinearStates(StepStates):
         if any(o.name in after for o in node.outputs):
             return False
         of_states = {t.name for t in node.inputs if self.states_of(t)}
-        return self.is_made_again(node) or (node.op in ENTRYWISE and len(of_states) == 1)
+        return self.is_made_again(node) or (node.op in ARITHMETIC and len(of_states) == 1)
 
 
 def read_groups(scan: gs.Node, values: Values) -> LinearStates | None:
@@ -94,17 +91,6 @@ def read_groups(scan: gs.Node, values: Values) -> LinearStates | None:
         return None
     found = LinearStates(scan, values)
     return found if len(found.groups) > 1 else None
-
-
-def _reached(reads: list[frozenset[int]], place: int) -> frozenset[int]:
-    """Return the states that the state after a step is computed of, by any number of steps."""
-    found, pending = set[int](), list(reads[place])
-    while pending:
-        one = pending.pop()
-        if one not in found:
-            found.add(one)
-            pending += reads[one]
-    return frozenset(found)
 
 
 def _is_stored(tensor: gs.Tensor) -> bool:

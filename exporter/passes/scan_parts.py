@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.copies import copy_nodes
 from linexport.graph.edit import index_of, nodes_behind, producer
+from linexport.graph.operators import AXES_ONLY
 from linexport.passes.step_nodes import (
     copy_given,
     drop_unread,
@@ -30,10 +31,6 @@ from linexport.recognise.scan_body import first_nonlinear, nonlinear_operator, n
 
 MAX_STATES = 8
 """Loops with more states than this are not taken apart: every choice of them is looked at."""
-
-
-MOVED = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that cost nothing: what they read crosses over, and once."""
 
 
 class Parts(NamedTuple):
@@ -106,8 +103,8 @@ class StepStates:
 
     def is_made_again(self, node: gs.Node) -> bool:
         """Return whether a node moves values, or makes more than each of a state that it reads."""
-        if node.op in MOVED:
-            return True
+        if node.op in AXES_ONLY:
+            return True  # it costs nothing, and what it reads crosses over once
         made = numbers_in(node.outputs)
         return all(numbers_in([t]) < made for t in node.inputs if self.states_of(t))
 

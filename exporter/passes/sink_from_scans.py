@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of, nodes_behind
+from linexport.graph.operators import AXES_ONLY
 from linexport.passes import scan_parts
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
@@ -29,6 +30,7 @@ from linexport.passes.lifted_steps import (
     Shape,
 )
 from linexport.passes.step_nodes import (
+    ARITHMETIC,
     give_every_step,
     has_directions,
     keep_outputs,
@@ -41,12 +43,7 @@ from linexport.passes.step_nodes import (
 
 log = logging.getLogger(__name__)
 
-LINEAR = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
-"""Elementwise operators that recognition follows."""
-
-MOVED = frozenset(("Identity", "Squeeze", "Transpose", "Unsqueeze"))
-
-FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | frozenset(NORMALISERS)
+FUNCTIONS = (ELEMENTWISE - ARITHMETIC - frozenset(COMPARE)) | frozenset(NORMALISERS)
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def _puts_together(node: gs.Node) -> bool:
 def _gives(node: gs.Node) -> bool:
     """Return whether nothing but moves reads what a node gives."""
     after = [reader for o in node.outputs for reader in o.outputs]
-    return all(reader.op in MOVED and _gives(reader) for reader in after)
+    return all(reader.op in AXES_ONLY and _gives(reader) for reader in after)
 
 
 def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:

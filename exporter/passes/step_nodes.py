@@ -22,6 +22,9 @@ from linexport.passes.lifted_steps import (
     sliced,
 )
 
+ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
+"""Elementwise operators that recognition follows."""
+
 
 def has_directions(node: gs.Node) -> bool:
     """Return whether a Scan goes backwards along an input or an output."""

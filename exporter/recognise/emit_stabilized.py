@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import AXES_ONLY
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.nodes import written_size
@@ -21,7 +22,7 @@ from linexport.recognise.region import Root
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Form, Leaf
 
-LAYOUT = frozenset(("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+LAYOUT = AXES_ONLY | {"Reshape"}
 
 FUNCTIONS = frozenset(("Abs", "Add", "Clip", "Div", "Max", "Mul", "Neg", "Reciprocal", "Sub"))
 """Operators of a divisor."""

@@ -9,14 +9,13 @@ H' = (1 - a b^T) H + u  one that decays by a sum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import onnx_graphsurgeon as gs
 
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.rules.scan import Steps, read_steps
-from linexport.recognise.scan_body import starts_of
+from linexport.recognise.scan_body import reached, starts_of
 from linexport.recognise.terms import Form, Leaf
 
 LINEAR = "is linear in its states, but "
@@ -66,22 +65,13 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
         return OTHER
     read = {name: _states(form, steps) for name, form in steps.following.items()}
     others = [(name, other) for name, own in read.items() for other in own - {name}]
-    if any(name in _reached(read, other) for name, other in others):
+    if any(name in reached(read, other) for name, other in others):
         return COUPLED
     if others:
         return CASCADE
     if any(len(_states(form, steps)) > 1 for form in steps.outputs):
         return SUM
     return RATES if any(map(_has_sum_of_rates, steps.following.items())) else OTHER
-
-
-def _reached(read: Mapping[str, set[str]], name: str) -> set[str]:
-    """Return the states that one reads, directly or by others."""
-    found, pending = set[str](), {name}
-    while pending:
-        found |= pending
-        pending = set().union(*(read[one] for one in pending)) - found
-    return found
 
 
 def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:

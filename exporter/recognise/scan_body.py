@@ -5,12 +5,15 @@ S_t = F_t(S_{t-1}) + b_t        F_t: sums, products with what is no state, moves
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
 
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
+
+State = TypeVar("State", bound=Hashable)
 
 MOVES = {
     *("Cast", "Expand", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
@@ -79,6 +82,22 @@ def starts_of(loop: gs.Node) -> list[gs.Tensor]:
     """Return the states before all steps of a Scan or Loop."""
     first = 2 if loop.op == "Loop" else 0
     return list(loop.inputs[first : first + _states(loop)])
+
+
+def reached(read: Mapping[State, Iterable[State]], state: State) -> set[State]:
+    """Return the states that one is computed of, by any number of steps.
+
+    Args:
+        read: those that each is computed of, by one step.
+        state: the one.
+    """
+    found, pending = set[State](), list(read[state])
+    while pending:
+        one = pending.pop()
+        if one not in found:
+            found.add(one)
+            pending += read[one]
+    return found
 
 
 def _names(loop: gs.Node) -> set[str]:

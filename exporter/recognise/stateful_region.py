@@ -17,6 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of, is_read, producer
+from linexport.graph.operators import AXES_ONLY
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.region import reads
 from linexport.recognise.running import symbols_in
@@ -222,7 +223,7 @@ class Regions:
     def _plain(self, tensor: gs.Variable) -> gs.Variable:
         """Return a value before its dims were put in order, and some of size 1 added."""
         node = producer(tensor)
-        while node is not None and node.op in ("Identity", "Squeeze", "Transpose", "Unsqueeze"):
+        while node is not None and node.op in AXES_ONLY:
             if node.inputs[0].name not in self.data:
                 break
             tensor = node.inputs[0]
