@@ -1,6 +1,7 @@
 """Reading and editing an onnx-graphsurgeon graph: producers, consumers, replacement.
 
-    Identity(x), x * 1, x / 1, x[0:END], Cast, CastLike or Reshape to what x is    ->    x
+    Identity(x), x * 1, x / 1, x[0:END],
+    Cast, CastLike, Expand, Reshape or Transpose to what x is    ->    x
 
 ``identity_of`` finds the x of these; ``replace_all_uses_with`` lets consumers take it.
 """
@@ -119,9 +120,11 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
         return source
     if node.op == "Concat" and len(node.inputs) == 1:
         return source
+    if node.op == "Transpose" and _keeps_order(node):
+        return source
     if node.op in ("Mul", "Div"):
         return _times_one(node)
-    if node.op == "Reshape" and source is not None:
+    if node.op in ("Expand", "Reshape") and source is not None:
         before, after = (list(t.shape or ()) for t in (source, node.outputs[0]))
         named = before and not any(size in (None, "") for size in before)
         return source if named and before == after else None
@@ -129,6 +132,12 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
         to = _code(node.attrs["to"]) if node.op == "Cast" else element_type_of(node.inputs[1])
         return source if to is not None and element_type_of(source) == to else None
     return None
+
+
+def _keeps_order(node: gs.Node) -> bool:
+    """Return whether a Transpose leaves the axes where they are."""
+    order = node.attrs.get("perm")
+    return order is not None and list(order) == sorted(order)
 
 
 def _times_one(node: gs.Node) -> gs.Tensor | None:

@@ -79,10 +79,9 @@ REASONS = {
 
 
 COUNTED = (
-    "takes tokens one by one by a number that its steps count, and a condition ends it: while_loop "
-    "is no loop over tokens to ONNX. Written in Python, for t in range(x.shape[1]), with what "
-    "each step gives in a list for torch.stack, it is one, of any length: where its step is linear "
-    "in the state it is fused, and it streams"
+    "takes tokens by a number that its steps count, but not each in its turn. Where it takes "
+    "x[:, i] while i < x.shape[1], from i = 0, and reads nothing of the tensor that it writes to "
+    "y[:, i], it is a loop over tokens: it is fused where it is linear in its state, and streams"
 )
 
 

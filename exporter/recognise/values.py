@@ -43,7 +43,7 @@ class Values:
     @classmethod
     def of_graph(cls, graph: gs.Graph) -> Values:
         """Return what is known of a graph whose tensors have their shapes."""
-        known = cls(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
+        known = cls(_stated_sizes)
         for node in graph.nodes:
             known.visit(node)
         return known
@@ -122,6 +122,11 @@ class Values:
         if any(isinstance(a, gs.Graph) for a in node.attrs.values()) or "Random" in node.op:
             return None
         return _evaluate(node, inputs)
+
+
+def _stated_sizes(tensor: gs.Tensor) -> list[Size] | None:
+    whole = tensor.shape is not None and all(size not in (None, "") for size in tensor.shape)
+    return [parse(size) for size in tensor.shape] if whole else None
 
 
 def _constant(node: gs.Node) -> np.ndarray | None:
