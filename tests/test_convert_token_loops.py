@@ -193,7 +193,7 @@ def results(model: onnx.ModelProto, *fed: np.ndarray) -> list[np.ndarray]:
     return session.run(None, dict(zip((i.name for i in session.get_inputs()), fed, strict=True)))
 
 
-PLAIN = [Recurrence(read) for read in READS] + [Recurrence(write=write) for write in WRITES]
+PLAIN = [Recurrence(*pair) for pair in zip((*READS, "index_select"), WRITES, strict=True)]
 OTHERS = [kind() for kind in (UpToTheLast, Numbered, Elman, TokensFirst)]
 
 
