@@ -63,7 +63,11 @@ def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
         return None
     forms = [_masked_number(f) for f in forms]
     special = SPECIAL.get(node.op)
-    if special is not None and len(given) == len(node.inputs):
+    if node.op == "Clip" and len(node.inputs) == 3 and node.inputs[1].is_empty():
+        special = minimum
+    elif len(given) != len(node.inputs):
+        special = None
+    if special is not None:
         form = special(*forms)
         if form is not None:
             return form

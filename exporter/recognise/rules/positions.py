@@ -2,6 +2,7 @@
 
 t - s + c >= 0       is    [s <= t + c]
 max(t - s, 0)        is    [s <= t] (t - s)
+max(G_s - G_t, 0)    is    [s <= t] (G_s - G_t),  where G never rises
 |t - s|              is    [s <= t] (t - s) + [s > t] (s - t)
 min(G_t - G_s, 0)    is    [s <= t] (G_t - G_s),  where G never rises
 """
@@ -78,6 +79,12 @@ def equal(a: Form, b: Form) -> Form | None:
 
 
 def rectify(a: Form) -> Form | None:
+    """Return max(x, 0) = -min(-x, 0), of positions or of a running sum that never rises."""
+    fallen = minimum(algebra.negated(a), algebra.constant(0.0))
+    return _rectified_positions(a) if fallen is None else algebra.negated(fallen)
+
+
+def _rectified_positions(a: Form) -> Form | None:
     """Return max(t - s + c, 0) = [s <= t + c] (t - s + c), for positions."""
     if sum(bool(t.factors) for t in a.terms) != 2 or a.leaf is not None:
         return None

@@ -56,10 +56,10 @@ def power_times_comparison(q, k, v):
 
 @formulation(COLLECTED)
 def clamped_gates(q, k, v):
-    """exp((G_t - G_s).clamp(max=0)), as HGRN2 and others guard it."""
+    """exp((G_t - G_s).clamp(max=0.0)), as HGRN2 and others guard it: Clip, where of 0 it is Min."""
     total = F.logsigmoid(split(q).mean(-1)).transpose(1, 2).cumsum(-1)
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    apart = (total[..., :, None] - total[..., None, :]).clamp(max=0).exp()
+    apart = (total[..., :, None] - total[..., None, :]).clamp(max=0.0).exp()
     return merge((q @ k.transpose(-1, -2) * apart).tril() @ v)
 
 
@@ -71,6 +71,15 @@ def minimum_gates(q, k, v):
     apart = total[..., :, None] - total[..., None, :]
     apart = torch.minimum(apart, torch.zeros_like(apart)).exp()
     return merge(((q @ k.transpose(-1, -2)).tril() * apart) @ v)
+
+
+@formulation(COLLECTED)
+def rectified_gates(q, k, v):
+    """exp(-relu(G_s - G_t))."""
+    total = F.logsigmoid(split(q).mean(-1)).transpose(1, 2).cumsum(-1)
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    apart = (-F.relu(total[..., None, :] - total[..., :, None])).exp()
+    return merge((q @ k.transpose(-1, -2) * apart).tril() @ v)
 
 
 @formulation(COLLECTED)
