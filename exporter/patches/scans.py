@@ -80,6 +80,7 @@ def _associative(
 ) -> Any:
     """Stands in for PyTorch's ``associative_scan``, of any operator."""
     leaves, structure = pytree.tree_flatten(xs)
+    leaves = [_with_both_parts(x) if x.is_complex() else x for x in leaves]
     tokens = [x.movedim(dim, 0).flip(0) if reverse else x.movedim(dim, 0) for x in leaves]
     state = pytree.tree_unflatten([x[0] for x in tokens], structure)
     states = [pytree.tree_leaves(state)]
@@ -89,6 +90,15 @@ def _associative(
     found = [torch.stack(list(steps)) for steps in zip(*states, strict=True)]
     results = [(x.flip(0) if reverse else x).movedim(0, dim) for x in found]
     return pytree.tree_unflatten(results, structure)
+
+
+def _with_both_parts(x: Tensor) -> Tensor:
+    """Return complex numbers of which both parts are computed, also where one is seen to be zero.
+
+    The first state is a token's value, and must be made as the states are that follow. Of an
+    infinite number the sign times 0 is 0.
+    """
+    return torch.complex(x.real, x.imag + 0 * x.real.sign())
 
 
 ASSOCIATIVE = Function(
