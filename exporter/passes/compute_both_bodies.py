@@ -3,30 +3,22 @@
     if c: o = attention(q, k, v)         a = attention(q, k, v),  b = 2 v
     else: o = 2 v                  ->    o = Where(c, a, b)
 
-Ops of linexport are put into the main graph alone, and a state is carried whatever is chosen. A
-body leaves its If where it cannot fail in the case it is not for: it has no indices and no loops,
-and the condition is not of sizes.
+Ops of linexport are put into the main graph alone, and a state is carried whatever is chosen.
+``recognise.branches`` says when both bodies may be computed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.recognise.branches import BRANCHES, why_kept
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.find import attention_in
 
 log = logging.getLogger(__name__)
-
-MAY_FAIL = frozenset(
-    ("If", "Loop", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "OneHot")
-)
-"""Operators that fail on some values of what they are given."""
-
-BRANCHES = ("then_branch", "else_branch")
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -45,27 +37,10 @@ def _bodies(graph: gs.Graph, node: gs.Node) -> tuple[gs.Graph, gs.Graph] | None:
     outer = Evaluator(graph)
     if not any(attention_in(body, Evaluator(body, outer=outer)) for body in bodies):
         return None
-    for body in bodies:
-        for inner in body.nodes:
-            if inner.op in MAY_FAIL or inner.domain:
-                raise NoMatchError(f"{inner.op} of a body may fail where the other body is chosen")
-    if any(n.op in ("Shape", "Size") for n in _before(node.inputs[0])):
-        raise NoMatchError("a size decides, and a body may fail at the sizes that it is not for")
-    for one, other in zip(*(body.outputs for body in bodies), strict=True):
-        if not one.shape or one.shape != other.shape or one.dtype != other.dtype:
-            raise NoMatchError(f"its bodies give {one.shape} and {other.shape}")
+    kept = why_kept(node)
+    if kept:
+        raise NoMatchError(kept)
     return bodies[0], bodies[1]
-
-
-def _before(tensor: gs.Tensor) -> Iterator[gs.Node]:
-    """Every node that a tensor is computed by."""
-    found, left = set[int](), list(tensor.inputs)
-    while left:
-        node = left.pop()
-        if id(node) not in found:
-            found.add(id(node))
-            yield node
-            left += [n for t in node.inputs for n in t.inputs]
 
 
 def _compute_both(graph: gs.Graph, node: gs.Node, bodies: tuple[gs.Graph, gs.Graph]) -> None:

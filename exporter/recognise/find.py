@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import producer
 from linexport.recognise import feature_maps, polynomial, rules, softmax
 from linexport.recognise.beside import without_beside
+from linexport.recognise.branches import why_kept
 from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
@@ -40,13 +41,14 @@ SUMS = {"MatMul", "Einsum", "CumSum", "Scan"}
 
 
 FIXED = "stays where the number of its steps is no constant up to 128"
-LEFT = {
-    "If": "stays where one of them may fail (indices, loops), where sizes choose, or where they "
-    "give other shapes than each other; torch.where of both is fused",
-    "Loop": FIXED,
-    "Scan": FIXED,
-}
-"""When a body stays one."""
+
+
+def _why_left(node: gs.Node) -> str:
+    """Return why the body of a node stays one."""
+    if node.op != "If":
+        return FIXED
+    kept = why_kept(node)
+    return f"stays: {kept}; torch.where of both is fused" if kept else "stays"
 
 
 class Search(Rewriter):
@@ -99,8 +101,7 @@ class Search(Rewriter):
                 if roots:
                     reason = (
                         f"it is in a body of {node.op} {node.name}, which "
-                        f"{LEFT.get(node.op, 'stays')}. Ops of linexport are put into the main "
-                        "graph only"
+                        f"{_why_left(node)}. Ops of linexport are put into the main graph only"
                     )
                     found.append(UnmatchedCandidate(roots[-1], (node.name,), reason))
                 found += self._inside(body, inner)
