@@ -67,6 +67,20 @@ def test_an_original_that_is_mostly_rounding_is_compared_in_float64_alone() -> N
     assert len(run_reference(references, case, ((), {}), tolerance, notes)) == 2
 
 
+@pytest.mark.parametrize(
+    ("magnitude", "value", "excused"),
+    [(100.0, np.nan, True), (100.0, np.inf, False), (1.0, np.nan, False)],
+)
+def test_numbers_in_place_of_a_quotient_of_zeros_are_no_error(
+    magnitude: float, value: float, excused: bool
+) -> None:
+    """At inputs a hundred times too large alone, and not where the original is infinite."""
+    references: list[Any] = [Gives(torch.float32, value), Gives(torch.float64, value)]
+    case = Case("large", {"seq": 4}, 0, magnitude)
+    found = run_reference(references, case, ((), {}), TOLERANCES["float32"], [])
+    assert [output.overflows for output in found] == [excused, excused]
+
+
 @pytest.mark.services
 def test_limits_are_those_of_the_lowest_precision_inside(
     converted: Callable[..., Path], factories: Any

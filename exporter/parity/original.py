@@ -35,7 +35,8 @@ class ReferenceOutput:
         outputs: in order.
         rounding: per output, how far float32 is from float64; 0 where one of them is missing.
         denominator: smallest |denominator| on the way, see ``Reference``.
-        overflows: values that are not finite are so because they left the precision.
+        overflows: values that are not finite are so because they left the precision, or are NaN
+            of large or tiny inputs.
     """
 
     name: str
@@ -63,7 +64,8 @@ def run_reference(
     A float64 reference that fails is dropped from ``references``; one that would take long is left
     out, so that a finite float32 one alone is compared with, and no rounding is allowed for. Where
     float32 overflows or is mostly rounding, float64 alone is compared with; where that overflows
-    too, at fewer values, an artifact that does not is not compared at them. Of large
+    too, at fewer values, an artifact that does not is not compared at them; neither is one that
+    gives numbers where the original gives NaN in both, on large or tiny inputs. Of large
     or tiny inputs nothing is returned where the original overflows, is mostly rounding, or cannot
     be run in float64 to find out; except where denominators vanish. Where float64 differs, it makes
     the choices of float32 if rounding decides them, see ``linexport.parity.near_ties``.
@@ -132,7 +134,9 @@ def run_reference(
         for distance, output in zip(rounding, found[1].outputs, strict=True)
     ):
         found = found[1:]  # float32 says nothing of the artifact, float64 does
-    return [replace(output, rounding=rounding) for output in found]
+    # NaN in both precisions is what a quotient of zeros makes: a number in its place is no error.
+    undefined = scaled and _infinite(found[-1]) > 0 and not any(map(_has_infinity, found))
+    return [replace(output, rounding=rounding, overflows=undefined) for output in found]
 
 
 def _roundings(single: ReferenceOutput, double: ReferenceOutput) -> list[float]:
@@ -142,6 +146,10 @@ def _roundings(single: ReferenceOutput, double: ReferenceOutput) -> list[float]:
 def _infinite(output: ReferenceOutput) -> int:
     """Return the number of values that are NaN or infinite."""
     return sum(int((~np.isfinite(x)).sum()) for x in output.outputs)
+
+
+def _has_infinity(output: ReferenceOutput) -> bool:
+    return any(np.isinf(x).any() for x in output.outputs if x.dtype.kind == "f")
 
 
 def _not_finite(output: ReferenceOutput, case: Case) -> list[str]:
