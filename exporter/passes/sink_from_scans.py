@@ -2,11 +2,13 @@
 
     Scan: h = a h + x; y = h W        ->    Scan: h = a h + x; H        Y = H W
     Scan: ...; y = n / max(d, e)      ->    Scan: ...; N, D             Y = N / max(D, e)
+    Scan: ...; y = (n + w v) / (d + w)   ->    Scan: ...; n + w v, d + w    Y = ... / ...
 
-Products with stored matrices and functions that are no sums or products leave, and all that is
-computed of them, and what puts values side by side at the end. What is left is a recurrence that
-recognition can read, and of any loop fewer operators for each token. What crosses over must be no
-larger than what the loop reads and gives anyway: states that are matrices stay in the step.
+Products with stored matrices, functions that are no sums or products and quotients by a state and
+something of the token leave, and all that is computed of them, and what puts values side by side at
+the end. What is left is a recurrence that recognition can read, and of any loop fewer operators for
+each token. What crosses over must be no larger than what the loop reads and gives anyway: states
+that are matrices stay in the step.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import index_of, nodes_behind
+from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY
 from linexport.passes import scan_parts
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
@@ -83,6 +85,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     kept = {id(n) for n in nodes_behind(body.outputs[:states])}
     of_states = {t.name for t in body.inputs[:states]}
     made = {o.name for n in body.nodes for o in n.outputs}
+    tokens = {t.name for t in body.inputs[states:]}
     within, leaving, chosen = made | shapes.keys(), set[str](), list[gs.Node]()
     for node in body.nodes:
         reads = {t.name for t in node.inputs}
@@ -91,14 +94,14 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
             shapes |= {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
         if reads & of_states:
             square = node.op == "Mul" and reads <= of_states
-            of_states |= {o.name for o in node.outputs}
             reason = square or node.op in PRODUCTS or _begins_function(node) or _puts_together(node)
+            reason = reason or _divides_by_more(node, of_states, made | tokens)
+            of_states |= {o.name for o in node.outputs}
             if reads & leaving and (not known or id(node) in kept):
                 return None
             if reads & leaving or (reason and known and id(node) not in kept):
                 chosen.append(node)
                 leaving |= {o.name for o in node.outputs}
-    tokens = {t.name for t in body.inputs[states:]}
     read = {t.name: t for n in chosen for t in n.inputs if t.name in made | shapes.keys()}
     crossing = [t for name, t in read.items() if name not in leaving | tokens]
     given = [*body.inputs[states:], *body.outputs[states:]]
@@ -114,6 +117,18 @@ def _begins_function(node: gs.Node) -> bool:
     readers = [reader.op for o in node.outputs for reader in o.outputs]
     grouped = node.op == "Reshape" and readers and all(op in FUNCTIONS for op in readers)
     return node.op in FUNCTIONS or bool(grouped)
+
+
+def _divides_by_more(node: gs.Node, of_states: set[str], of_step: set[str]) -> bool:
+    """Return whether a quotient's divisor adds something of the token to what is of states.
+
+    Recognition reads divisors that are a sum over keys and a number.
+    """
+    added = producer(node.inputs[1], "Add") if node.op == "Div" else None
+    if added is None:
+        return False
+    others = [t for t in added.inputs if t.name not in of_states]
+    return len(others) == 1 and others[0].name in of_step
 
 
 def _puts_together(node: gs.Node) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
+from linexport.graph.edit import nodes_behind, producer
 from linexport.recognise import feature_maps, polynomial, rules, softmax
 from linexport.recognise.beside import without_beside
 from linexport.recognise.branches import why_kept
@@ -213,11 +213,20 @@ class Search(Rewriter):
                 continue
             for node in tensor.inputs:
                 if node.op not in (*LAYOUT, "Add", "Mul", "Div"):
-                    return False
+                    if self._adds_tokens(tensor):
+                        return False
+                    continue
                 divided |= node.op == "Div"
                 moved = node.inputs[:1] if node.op in LAYOUT else node.inputs
                 pending += [t for t in moved if not isinstance(t, gs.Constant)]
         return divided and len(found) == 2
+
+    def _adds_tokens(self, tensor: gs.Tensor) -> bool:
+        """Return whether a value may be more than something of its token, as a weight of it is."""
+        weight = self.evaluator.is_weight
+        return any(
+            node.op in SUMS and not any(map(weight, node.inputs)) for node in nodes_behind([tensor])
+        )
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
         """Return whether an attention on the way must be fused by itself instead.
