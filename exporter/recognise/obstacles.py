@@ -237,11 +237,23 @@ def _form_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     return f"the product of {' and '.join(names)} is not one of query, key and value"
 
 
+def _is_of_pairs(leaf: Leaf, terms: tuple[Term, ...]) -> bool:
+    """Return whether a tensor has an entry for each query and key that a mask is of."""
+    orders = [order for term in terms for order in term.of(PositionOrder)]
+    return any({*order.row, *order.column} <= leaf.axes for order in orders)
+
+
 def _different(terms: tuple[Term, ...]) -> str:
     """Return in what the terms of a sum differ."""
     plain = min(terms, key=lambda t: len(t.of(Leaf)))
     most = max(len(t.of(Leaf)) for t in terms)
     masks = {len(t.of(PositionOrder)) for t in terms}
+    own = next((f.tensor.name for t in terms for f in t.of(Leaf) if _is_of_pairs(f, terms)), "")
+    if own and len(masks) > 1:
+        return (
+            f"{own} weighs pairs of tokens of its own beside the mask, such as a token with itself "
+            "(eye): add the product of what is weighed so beside the sum over earlier tokens"
+        )
     if len(plain.of(Leaf)) < most and plain.of(Iota):
         return "positions are added to products of query and key"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient) and len(masks) > 1:

@@ -40,6 +40,15 @@ def triangle(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], x.shape[1]).tril()
 
 
+def own_weight_in_the_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    length = v.shape[1]
+    place = torch.arange(length)
+    apart = (place[:, None] - place - 1)[..., None]
+    earlier = torch.where(apart >= 0, torch.exp(-0.5 * apart.clamp(min=0)), 0.0)
+    weights = earlier + 1.4 * torch.eye(length)[..., None]
+    return torch.einsum("tsd,bsd->btd", weights.expand(-1, -1, WIDTH), k * v)
+
+
 def tree_scan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     decay, total = k.sigmoid(), v
     for step in (1, 2, 4, 8):
@@ -152,6 +161,7 @@ CASES = {
     tree_scan: ("Pad", "tree scan"),
     segments: ("as segments between resets are", "torch.where(reset[:, t], 0, state)"),
     rwkv4: ("exponents", "of each query subtracted"),
+    own_weight_in_the_triangle: ("weighs pairs of tokens of its own", "(eye)"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
     epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),
     gated_experts: ("no operation was found that adds up tokens",),
