@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,10 +24,11 @@ from linexport.recognise.axes import Axis, Index
 from linexport.recognise.candidate import inputs_of
 from linexport.recognise.draws import Draw, falling, fraction, unit
 from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.layouts import TokenLayout, layout_of
 from linexport.recognise.prove import LENGTHS
 from linexport.recognise.roles import Roles
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
-from linexport.recognise.sizes import ONE, Size, product
+from linexport.recognise.sizes import Size, product
 from linexport.recognise.stateful_region import Region
 from linexport.recognise.terms import IDENTITY, Form, Iota, Leaf, PositionOrder, Term
 
@@ -112,12 +112,15 @@ def find_roles(
         nodes: those that compute its root from its leaves.
         imports: operator sets of the model.
     """
-    found = [_layout(evaluator, t, region.tokens) for t in region.leaves]
-    found.append(_layout(evaluator, region.root, region.tokens, region.place))
+    found = [layout_of(evaluator, t, region.tokens) for t in region.leaves]
+    found.append(layout_of(evaluator, region.root, region.tokens, region.place))
     layouts = [x for x in found if x is not None]
     if len(region.leaves) > MOST or len(layouts) < len(found):
         return None
     *given, made = layouts
+    chunks = {n.inputs[0].name: evaluator.sizes(n.outputs[0]) for n in nodes if n.op == "Reshape"}
+    pairs = zip(given, region.leaves, strict=True)
+    given = [x.split(chunks.get(t.name) or ()) for x, t in pairs]
     # Heads and batch come before the width of vectors, which numbers lack.
     most = max(len(x.rest) for x in given)
     vectors = [i for i, x in enumerate(given) if len(x.rest) == most]
@@ -131,51 +134,8 @@ def find_roles(
         sizes = _sizes(reading, given, made)
         fitted = None if sizes is None else _fitted(reading, sizes, runs, layouts)
         if sizes is not None and fitted is not None:
-            return _roles(reading, sizes, region, layouts, fitted)
+            return _roles(reading, sizes, region, [*given, made], fitted)
     return None
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Dims of a tensor.
-
-    Attributes:
-        dims: every size.
-        tokens: the place of the tokens.
-        rest: all other sizes above 1, in order.
-    """
-
-    dims: tuple[Size, ...]
-    tokens: int
-    rest: tuple[Size, ...]
-
-    def index(self, tokens: Axis, rest: Sequence[Index]) -> tuple[Index, ...]:
-        """Return labels for every dim."""
-        left = iter(rest)
-        return tuple(
-            (tokens,) if i == self.tokens else () if size == ONE else next(left)
-            for i, size in enumerate(self.dims)
-        )
-
-    def packed(self, x: np.ndarray, batch: int) -> np.ndarray:
-        """Return values as (B, T, heads * width); the batch has so many dims."""
-        others = [n for i, n in enumerate(x.shape) if i != self.tokens and self.dims[i] != ONE]
-        x = np.moveaxis(x, self.tokens, 0).reshape(-1, *others)
-        x = np.moveaxis(x, 0, batch)
-        return x.reshape(math.prod(others[:batch]), x.shape[batch], -1).astype(np.float64)
-
-
-def _layout(
-    evaluator: Evaluator, tensor: gs.Tensor, tokens: Size, place: int | None = None
-) -> _Layout | None:
-    sizes = evaluator.sizes(tensor)
-    if sizes is None or str(tensor.dtype) not in ("float32", "float16"):
-        return None
-    if place is None and tokens not in sizes:
-        return None
-    place = sizes.index(tokens) if place is None else place
-    rest = tuple(s for i, s in enumerate(sizes) if i != place and s != ONE)
-    return _Layout(tuple(sizes), place, rest)
 
 
 @dataclass(frozen=True)
@@ -194,7 +154,7 @@ class _Sizes:
         return product(list(self.heads)).known or 1
 
 
-def _sizes(reading: Reading, given: Sequence[_Layout], made: _Layout) -> _Sizes | None:
+def _sizes(reading: Reading, given: Sequence[TokenLayout], made: TokenLayout) -> _Sizes | None:
     """Return the sizes that all tensors agree on."""
     query, key, value = (given[i].rest for i in (reading.query, reading.key, reading.value))
     if not query or not value:
@@ -278,7 +238,7 @@ class _Numbers:
 
 
 def _fitted(
-    reading: Reading, sizes: _Sizes, runs: _Runs, layouts: Sequence[_Layout]
+    reading: Reading, sizes: _Sizes, runs: _Runs, layouts: Sequence[TokenLayout]
 ) -> _Numbers | None:
     """Return the numbers with which the reading is right; None where it is not."""
     found = runs.of(reading.draws(len(layouts) - 1))
@@ -352,7 +312,7 @@ def _roles(
     reading: Reading,
     sizes: _Sizes,
     region: Region,
-    layouts: Sequence[_Layout],
+    layouts: Sequence[TokenLayout],
     fitted: _Numbers,
 ) -> tuple[Roles, Form]:
     batch, heads = (tuple(Axis(s) for s in group) for group in (sizes.batch, sizes.heads))

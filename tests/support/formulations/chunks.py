@@ -126,3 +126,26 @@ def loop_over_chunks_of_products(q, k, v):
         out.append(read @ state + (read @ kept.mT).tril() @ v[:, :, n])
         state = decay[:, :, -1, :, None] * (state + kept.mT @ v[:, :, n])
     return merge(torch.stack(out, 2).flatten(2, 3))
+
+
+@formulation(COLLECTED, length=64)
+def loop_over_chunks_in_heads_of_tokens(q, k, v):
+    """Retention in einsums: one view makes chunks and heads of (B, T, WIDTH)."""
+    size, kept = 16, 0.9
+    q, k, v = (x.view(x.shape[0], x.shape[1] // size, size, HEADS, D) for x in (q, k, v))
+    place = torch.arange(size)
+    between = torch.where(
+        torch.ones(size, size).tril() > 0,
+        kept ** (place[:, None] - place[None, :]).clamp(min=0).float(),
+        0.0,
+    ).to(q)
+    before = (kept ** (place + 1).float()).to(q)[:, None, None]
+    behind = (kept ** (size - 1 - place).float()).to(q)[:, None, None]
+    state, out = q.new_zeros(q.shape[0], HEADS, D, D), []
+    for n in range(q.shape[1]):
+        scores = torch.einsum("blhd,bmhd->bhlm", q[:, n], k[:, n]) * between
+        inside = torch.einsum("bhlm,bmhe->blhe", scores, v[:, n])
+        out.append(inside + torch.einsum("blhd,bhde->blhe", q[:, n] * before, state))
+        written = torch.einsum("blhd,blhe->bhde", k[:, n] * behind, v[:, n])
+        state = kept**size * state + written
+    return torch.cat(out, 1).flatten(2)
