@@ -394,13 +394,17 @@ class UnevenChunks(Chunks):
 
 
 @pytest.mark.parametrize(
-    ("dim", "name"), [(Dim.DYNAMIC, "seq"), (4 * Dim("n", min=1, max=64), "4*n")]
+    ("dim", "name", "most"),
+    [(Dim.DYNAMIC, "seq", None), (4 * Dim("n", min=1, max=64), "4*n", 256)],
 )
-def test_a_loop_over_slices_takes_every_number_of_chunks(dim: object, name: str) -> None:
+def test_a_loop_over_slices_takes_every_number_of_chunks(
+    dim: object, name: str, most: int | None
+) -> None:
     module = Chunks().eval()
     shapes = ({0: Dim.DYNAMIC, 1: dim},)
     traced = trace(load_module((module, (torch.randn(2, 12, 8),), shapes), "loop"))
-    assert (traced.dims[name].min, traced.dims[name].multiple) == (4, 4)
+    limits = traced.dims[name]
+    assert (limits.min, limits.max, limits.multiple) == (4, most, 4)
     session = onnxruntime.InferenceSession(traced.model.SerializeToString())
     for length in (4, 8, 40):
         x = torch.randn(3, length, 8)

@@ -19,7 +19,7 @@ from linexport.conversion.stages import TracedOriginal
 from linexport.graph.dims import DimRange, merge
 from linexport.manifest.records import StateRecord
 from linexport.trace import Traced
-from linexport.trace.dim_names import own_names
+from linexport.trace.dim_names import own_dims
 
 BATCH, SEQUENCE = "batch", "seq"
 """Names that tracing gives the first two axes where the user gives none."""
@@ -60,7 +60,7 @@ def _other(known: Mapping[str, DimRange], lengths: frozenset[str]) -> str:
 def _named(original: TracedOriginal) -> bool:
     """Return whether a user or a file has named dimensions."""
     loaded = original.loaded
-    return loaded.graph is not None or bool(own_names(loaded.dynamic_shapes))
+    return loaded.graph is not None or bool(own_dims(loaded.dynamic_shapes))
 
 
 def _swapped(traced: Traced) -> Traced:

@@ -34,7 +34,7 @@ def name_symbols(
         UnsupportedModelError: a size of an input follows from others in another way than as a
             multiple of one that no input has.
     """
-    own = own_names(spec)
+    own = own_dims(spec)
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
@@ -53,7 +53,8 @@ def name_symbols(
             multiple, root = _multiple(symbol) if not isinstance(size, int) else (1, "")
             if not root or root in names:
                 continue
-            given = own.get((leaf, axis))
+            dim = own.get((leaf, axis))
+            given = None if dim is None else str(dim.__name__)
             stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
             name, count = stem, 1
             # One Dim may be several symbols, which torch has found to be equal.
@@ -71,10 +72,10 @@ def name_symbols(
             limits = program.range_constraints.get(base)
             # torch assumes sizes of at least 2 while it traces; that is not a limit of the model.
             low, high = (limits.lower, limits.upper) if limits else (1, None)
-            finite = isinstance(high, int) or getattr(high, "is_Integer", False)
-            least = 1 if low <= 2 else int(low)
-            most = multiple * int(str(high)) if finite else None
-            dims[name] = DimRange(multiple * least, None, most, multiple=multiple)
+            least = multiple * (1 if low <= 2 else int(low))
+            dims[name] = DimRange(least, None, _finite(high, multiple), multiple=multiple)
+            if dim is not None:
+                dims[name] = _limited(dims[name], dim)
     _check_independent(axes, names, multiples)
     placed = {multiples.get(root, root): name for root, name in names.items()}
     batch = batch_dims({SYMBOL.sub(names[_multiple(s)[1]], s): axes[s] for s in placed})
@@ -132,8 +133,8 @@ def _check_independent(
         )
 
 
-def own_names(spec: Any) -> dict[tuple[int, int], str]:
-    """Return the names of ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
+def own_dims(spec: Any) -> dict[tuple[int, int], torch.export.Dim]:
+    """Return the ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     leaves: list[Any] = []
 
     def walk(node: Any) -> None:
@@ -152,11 +153,24 @@ def own_names(spec: Any) -> dict[tuple[int, int], str]:
 
     walk(spec)
     return {
-        (leaf, axis): dim.__name__
+        (leaf, axis): dim
         for leaf, axes in enumerate(leaves)
         for axis, dim in axes.items()
         if isinstance(dim, torch.export.Dim) and not dim.__name__.startswith("_")
     }
+
+
+def _finite(limit: Any, unit: int) -> int | None:
+    """Return a limit in so many units as a number; None of one that is none."""
+    known = isinstance(limit, int) or getattr(limit, "is_Integer", False)
+    return unit * int(str(limit)) if known else None
+
+
+def _limited(found: DimRange, dim: torch.export.Dim) -> DimRange:
+    """Return a range within what a ``Dim`` says: a loop is traced without its limits."""
+    least = found.min if dim.min <= 2 * found.multiple else max(found.min, int(dim.min))
+    limits = [n for n in (found.max, _finite(dim.max, 1)) if n is not None]
+    return replace(found, min=least, max=min(limits, default=None))
 
 
 def length_warnings(
@@ -169,7 +183,7 @@ def length_warnings(
         dims: what was traced.
         sizes: of the example.
     """
-    given = set(own_names(dynamic_shapes).values())
+    given = {dim.__name__ for dim in own_dims(dynamic_shapes).values()}
     return [
         f"The artifact takes a {name} of {limits.min} to {limits.max} alone, as the code of the "
         f"model, traced at {sizes[name]}, does other things at other sizes: a table of that size, "
