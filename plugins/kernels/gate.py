@@ -109,6 +109,7 @@ def failures(
         f"{binary.shared} bytes of shared memory, {largest} allowed": binary.shared > largest,
         f"{held} blocks a multiprocessor, {resident} planned": held < resident,
         "no tensor-core instruction": multiplies(kernel) and not found.instructions,
+        f"{kernel.stages} stages, no asynchronous copy": kernel.stages > 1 and not found.copies,
     }
     return [what for what, holds in wrong.items() if holds]
 

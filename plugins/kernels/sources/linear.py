@@ -50,6 +50,7 @@ from linexport.plugins.kernels.sources.tiles import (
     store_state,
     times_rows,
     times_state,
+    without_bytes,
 )
 
 
@@ -200,6 +201,8 @@ def in_registers(segment, S, z, spec):
         Z = z[:, None] * first_column(spec.BLOCK_K, tl.float32)
     for start in range(0, segment.tokens, spec.CHUNK):
         offset, live, keep = tokens_of(segment, start)
+        if spec.GROUP > 1 and segment.key_mask is not None:
+            keep = without_bytes(keep)
         u = load_rows(segment.value + offset * spec.VALUES, live, columns_v, spec.VALUES, spec.D_V)
         # Keys as the state after the chunk sees them, K * exp(L_C - L), where decays differ by
         # channel; one decay a token is as well one of its value, which is fewer columns.

@@ -79,6 +79,17 @@ def load_keep(key_mask, live):
 
 
 @triton.jit
+def without_bytes(keep):
+    """Rows to keep, by a reduction: behind it Triton does not see that the mask is of bytes.
+
+    It lays out the operands of a product for the narrowest type loaded on the way to them. Keys
+    under a mask have another layout than a state, and queries that are multiplied by both are then
+    loaded without asynchronous copies.
+    """
+    return tl.max(keep[:, None].to(tl.int32), 1) != 0
+
+
+@triton.jit
 def in_two_parts(g):
     """Each g as a multiple of GRID and what is left, between 0 and GRID."""
     coarse = tl.floor(g / GRID) * GRID

@@ -1,9 +1,9 @@
 """What compilers make of the kernels, for every compute capability, on a machine without a GPU.
 
 The gate (``plugins.kernels.gate``): no register is spilled, matrix products run on tensor cores, no
-wgmma is serialised, and shared memory fits. ``tools/gate_kernels.py`` names the nodes; all of them
-at heads of 64 and 128 take most of an hour, so that a few are assembled here and the rest where
-tests are slow.
+wgmma is serialised, shared memory fits, and stages have asynchronous copies.
+``tools/gate_kernels.py`` names the nodes; all of them at heads of 64 and 128 take hours, so that a
+few are assembled here and the rest where tests are slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ import pytest
 from linexport.errors import BuildError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
-from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures, occupancy
+from linexport.plugins.kernels.gate import (
+    LARGEST_SHARED,
+    BinaryFindings,
+    failures,
+    inspect,
+    occupancy,
+)
 from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.plan import plan_launches
 from tests.support import kernels
@@ -110,7 +116,8 @@ def test_blocks_of_a_multiprocessor(
 def test_the_gate_names_what_is_wrong() -> None:
     kernel = plan_launches(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
     binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
-    right = BinaryFindings(255, 0, (), {"HGMMA": 2})
+    right = BinaryFindings(255, 0, (), {"HGMMA": 2}, copies=1)
+    assert kernel.stages > 1
     assert failures(kernel, binary, right) == []
     assert failures(kernel, binary, right, 2) == ["1 blocks a multiprocessor, 2 planned"]
     wrong = BinaryFindings(255, 8, ("C7510",), {})
@@ -120,7 +127,24 @@ def test_the_gate_names_what_is_wrong() -> None:
         "232449 bytes of shared memory, 232448 allowed",
         "0 blocks a multiprocessor, 1 planned",
         "no tensor-core instruction",
+        "2 stages, no asynchronous copy",
     ]
+    assert failures(replace(kernel, stages=1), binary, replace(right, copies=0)) == []
+
+
+def test_stages_need_asynchronous_copies(tool: ModuleType) -> None:
+    """A mask and several queries of a state do not prevent them; a loop without products does."""
+    chosen = plan_launches(tool.nodes(64)["linear masked, grouped"], "bfloat16", 80)
+    assert chosen.segmented
+    output, scan = chosen.single.launches[0].kernel, chosen.segmented.launches[1].kernel
+    mutant = replace(scan, stages=2)
+    binaries = compile_kernels([output, mutant], 80)
+    wrong = {
+        kernel: failures(kernel, binaries[kernel.name], inspect(binaries[kernel.name]))
+        for kernel in (output, mutant)
+    }
+    assert output.stages == 2
+    assert wrong == {output: [], mutant: ["2 stages, no asynchronous copy"]}
 
 
 @pytest.mark.slow
