@@ -66,11 +66,16 @@ def prepared(model: onnx.ModelProto, sm: int = SM, precision: str = "fp32") -> o
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SimpleNamespace]:
-    """``play(model, sizes, sm)``: shapes of the outputs or an error, and launches by size."""
+    """``play(model, sizes, sm, multiprocessors)``, of the GPU: what is played is a namespace.
+
+    Of shapes of the outputs or an error, launches by size, and how many modules were loaded.
+    """
     place = tmp_path_factory.mktemp("driver")
     driver, made = stand_in_driver.compiled(place), compiled(place)
 
-    def play(model: onnx.ModelProto, sizes: Sequence[Any] = (), sm: int = SM) -> SimpleNamespace:
+    def play(
+        model: onnx.ModelProto, sizes: Sequence[Any] = (), sm: int = SM, multiprocessors: int = 132
+    ) -> SimpleNamespace:
         path, log = place / "model.onnx", place / "log"
         bare = onnx.ModelProto()
         bare.CopyFrom(model)
@@ -82,7 +87,11 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SimpleNamesp
             [*command, json.dumps([*sizes])],
             capture_output=True,
             text=True,
-            env=stand_in_driver.environment(driver, log, sm) | {"FAKE_DRIVER_OTHERS_MEMORY": "1"},
+            env=stand_in_driver.environment(driver, log, sm)
+            | {
+                "FAKE_DRIVER_OTHERS_MEMORY": "1",
+                "FAKE_DRIVER_MULTIPROCESSORS": str(multiprocessors),
+            },
         )
         assert done.returncode == 0, done.stderr
         rows = [json.loads(line) for line in log.read_text().splitlines()]
@@ -92,7 +101,8 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SimpleNamesp
             for size, (first, last) in zip(sizes, itertools.pairwise(names), strict=True):
                 own = stand_in_driver.between(rows, first, last)
                 launches[tuple(size)] = [row for row in own if row["call"] == "launch"]
-        return SimpleNamespace(result=result, launches=launches)
+        modules = [row["call"] for row in rows].count("module")
+        return SimpleNamespace(result=result, launches=launches, modules=modules)
 
     return play
 
@@ -101,11 +111,16 @@ def kernels_of(model: onnx.ModelProto) -> list[Description]:
     return [described(node) for node in model.graph.node if carried_by(node)]
 
 
-def planned(description: Description, batch: int, length: int) -> list[tuple[Any, ...]]:
+def planned(
+    description: Description,
+    batch: int,
+    length: int,
+    multiprocessors: int = MULTIPROCESSORS[SM],
+) -> list[tuple[Any, ...]]:
     """Entry, grid, threads and numbers of each launch, by the plan."""
     plan, found = description.plans[SM], []
-    values = plan.symbols(batch, length, MULTIPROCESSORS[SM])
-    for launch in plan.route(batch, length, MULTIPROCESSORS[SM]).launches:
+    values = plan.symbols(batch, length, multiprocessors)
+    for launch in plan.route(batch, length, multiprocessors).launches:
         grid = [extent.of(values) for extent in launch.grid]
         if all(grid):
             kernel = launch.kernel
@@ -150,6 +165,38 @@ def test_launches_are_those_of_the_plan(
 def _in_graph(case: str, shape: list[Any]) -> list[Any]:
     """Convolutions have channels before tokens in the model, behind a Transpose."""
     return [shape[0], shape[2], shape[1]] if case == "convolution" and shape[2] == 24 else shape
+
+
+def test_equal_nodes_share_modules(play: Callable[..., SimpleNamespace]) -> None:
+    """Each launches all of its kernels, and every kernel is loaded once."""
+    model = prepared(CASES["gated"]())
+    twin = onnx.NodeProto()
+    twin.CopyFrom(next(filter(carried_by, model.graph.node)))
+    output = next(x for x in model.graph.output if x.name == twin.output[0])
+    twin.name = "twin"
+    twin.output[:] = [f"{name}_of_the_twin" for name in twin.output]
+    model.graph.node.append(twin)
+    model.graph.output.add().CopyFrom(output)
+    model.graph.output[-1].name = twin.output[0]
+    first, second = kernels_of(model)
+    assert first == second
+    played = play(model, [(1, 4096)])
+    assert isinstance(played.result, list), played.result
+    assert len(played.launches[1, 4096]) == 2 * len(planned(first, 1, 4096))
+    assert played.modules == len(first.binaries[SM])
+
+
+@pytest.mark.parametrize(("found", "counted"), [(40, 40), (500, MULTIPROCESSORS[SM])])
+def test_segments_are_for_the_multiprocessors_there_are(
+    found: int, counted: int, play: Callable[..., SimpleNamespace]
+) -> None:
+    """And for no more than the plan was made for."""
+    model = prepared(CASES["gated"]())
+    (description,) = kernels_of(model)
+    launches = play(model, [(1, 4096)], multiprocessors=found).launches[1, 4096]
+    wanted = planned(description, 1, 4096, counted)
+    assert [row["grid"] for row in launches] == [grid for _, grid, *_ in wanted]
+    assert wanted != planned(description, 1, 4096, counted + 20)
 
 
 def test_a_gpu_without_kernels_is_named(play: Callable[..., SimpleNamespace]) -> None:
