@@ -24,6 +24,9 @@ HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 TYPES = {"float32": "FLOAT", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 
+ACTIVATIONS = 10**6
+"""Bytes that the first profile needs; the second needs twice as many."""
+
 TensorIOMode = Enum("TensorIOMode", ("INPUT", "OUTPUT"))
 TensorLocation = Enum("TensorLocation", ("DEVICE", "HOST"))
 Allocation = Enum("ExecutionContextAllocationStrategy", ("STATIC", "USER_MANAGED"))
@@ -104,7 +107,7 @@ class ICudaEngine:
         return TensorLocation.HOST if name == "past_length" else TensorLocation.DEVICE
 
     def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
-        return 1000 * (profile + 1)
+        return ACTIVATIONS * (profile + 1)
 
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig()

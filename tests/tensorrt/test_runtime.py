@@ -21,6 +21,7 @@ from linexport.targets.blocks import rounded_up
 from tests.support import device_scenarios, stand_in_driver
 from tests.support.device_scenarios import PROMPT, TOKENS
 from tests.support.stand_in_driver import LEFT, between
+from tests.support.stand_in_engine import ACTIVATIONS
 
 pytestmark = pytest.mark.services
 
@@ -116,6 +117,13 @@ def test_memory_is_taken_for_the_first_token_and_for_none_after_it(
     assert any(row["call"] == "alloc" for row in between(log, "first", "first token 1"))
     later = between(log, "first token 1", "second token 12")
     assert not [row for row in later if row["call"] in ("alloc", "free")]
+
+
+def test_profiles_share_the_memory_of_their_activations(play: Callable[..., Any]) -> None:
+    """One block as large as the larger of them needs."""
+    taken = [row["size"] for row in play("generate").log if row["call"] == "alloc"]
+    (block,) = [size for size in taken if size >= ACTIVATIONS]
+    assert 2 * ACTIVATIONS <= block < 2.5 * ACTIVATIONS
 
 
 def test_a_token_is_one_replay_of_a_graph(play: Callable[..., Any]) -> None:
