@@ -51,17 +51,23 @@ def state(shape: Shape) -> Tile:
     """Tile of ``segments.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     On 10.0 tiles of halves spill in some kernels where they are square (10.3 and 11.0 have its
-    tiles), and on 8.7 and 8.9 those of one product in float32 where loads are pipelined.
+    tiles), on 12.0 and 12.1 the plainest one of float16, and on 8.7 and 8.9 those of one product in
+    float32 where loads are pipelined. On 8.7 and 8.9 two stages spill in some, and three do not.
     """
     single = shape.type == "fp32"
     if shape.on_hopper and not single and not shape.pairs:
         stages = 3 if shape.decays or shape.map == "identity" else 1  # wgmma would be serialised
         block_v = min(power(shape.d_v), 128)
         return Tile(output(shape).chunk, min(shape.block_k, 64), block_v, 4, stages)
-    block_k = min(shape.block_k, 32 if single else 64)
+    plainest = shape.type == "fp16" and not (shape.normalize or shape.decays)
+    low = single or (plainest and shape.sm // 10 == 12)
+    block_k = min(shape.block_k, 32 if low else 64)
     narrow = shape.sm // 10 in (10, 11) or (shape.sm // 10 == 8 and shape.normalize)
     block_v = min(power(shape.d_v), 32 if narrow and not single else 64)
-    stages = 1 if shape.one_product or (shape.sm == 90 and not shape.decays) else 2
+    unpipelined = shape.one_product or (shape.sm == 90 and not shape.decays)
+    decayed_sums = shape.normalize and shape.decays == 1
+    deep = shape.sm in (87, 89) and not single and (shape.pairs or decayed_sums)
+    stages = 1 if unpipelined else 3 if deep else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
