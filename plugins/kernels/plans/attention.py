@@ -71,6 +71,7 @@ def _with_map(route: Route, fused: Planner, chunk: int) -> Route:
             Argument(name, f"*{element}"),
             Argument(name + SUFFIX, f"*{element}"),
             "parameter_0" in fused.inputs,
+            fused.sm,
             fused.product_precision(),
         )
         for name, count in heads.items()

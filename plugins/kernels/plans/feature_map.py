@@ -23,7 +23,11 @@ from linexport.plugins.ops.shapes import width_per_head
 
 CHUNK, ROWS, WARPS, WIDEST_BLOCK, NARROW = 32, 32, 4, 128, 64
 """Tokens of a chunk; rows and warps of a block, and its most features. Narrow blocks have half the
-rows in float32, where with all of them favor+ spills on 9.0."""
+rows in float32, where with all of them favor+ spills on 9.0; others too on FEW_ROWS, where it does
+with all."""
+
+FEW_ROWS = (87, 89)
+"""Compute capabilities; see ROWS."""
 
 WIDEST = 256
 """Largest width of a head before the map."""
@@ -53,6 +57,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         Argument("x", f"*{element}"),
         Argument("y", "*fp32" if log else f"*{element}"),
         bool(parameters),
+        sm,
         precision,
         log,
     )
@@ -66,6 +71,7 @@ def apply(
     x: Argument,
     y: Argument,
     parameter: bool,
+    sm: int,
     precision: str,
     log: bool = False,
 ) -> Launch:
@@ -78,12 +84,14 @@ def apply(
         x: the tensor.
         y: its features, or their logarithms.
         parameter: whether the map has ``parameter_0``.
+        sm: compute capability times ten.
         precision: of products in float32.
         log: see ``y``.
     """
     heads, width, features = sizes
     block = min(power(features), WIDEST_BLOCK)
-    rows = ROWS // 2 if x.type == "*fp32" and block <= NARROW else ROWS
+    few = x.type == "*fp32" and (block <= NARROW or sm in FEW_ROWS)
+    rows = ROWS // 2 if few else ROWS
     constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,
