@@ -95,6 +95,45 @@ def conjugated(a: Tensor, b: Tensor) -> Tensor:
     return doubling(a.conj(), b)
 
 
+def softmax_of_shifts(w: Tensor, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums below a running maximum, of (B, T, C), (B, T) and (B, T)."""
+    distance = 1
+    while distance < m.shape[1]:
+        largest = torch.maximum(m[:, distance:], m[:, :-distance])
+        late, early = (m[:, distance:] - largest).exp(), (m[:, :-distance] - largest).exp()
+        u, w = (
+            torch.cat(
+                [
+                    x[:, :distance],
+                    x[:, distance:] * late.reshape(*late.shape, *more)
+                    + x[:, :-distance] * early.reshape(*late.shape, *more),
+                ],
+                1,
+            )
+            for x, more in ((u, ()), (w, (1,)))
+        )
+        m, distance = torch.cat([m[:, :distance], largest], 1), 2 * distance
+    return w, u
+
+
+def softmax_above_zero(m: Tensor, u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by recursion, of a maximum that is never below 0."""
+    if m.shape[-1] < 2:
+        top = m.clamp(min=0)
+        return (m - top).exp() * u, (m - top)[..., None].exp() * w
+    half = m.shape[-1] // 2
+    (u_0, w_0), (u_1, w_1) = (
+        softmax_above_zero(m[..., part], u[..., part], w[..., part, :])
+        for part in (slice(half), slice(half, None))
+    )
+    top = m.clamp(min=0).cummax(-1).values
+    last, inner = top[..., half - 1 : half], m[..., half:].clamp(min=0).cummax(-1).values
+    kept, new = (last - top[..., half:]).exp(), (inner - top[..., half:]).exp()
+    u_1 = u_0[..., -1:] * kept + u_1 * new
+    w_1 = w_0[..., -1:, :] * kept[..., None] + w_1 * new[..., None]
+    return torch.cat([u_0, u_1], -1), torch.cat([w_0, w_1], -2)
+
+
 class Gated(nn.Module):
     """h = sigmoid(a) h + b by some function."""
 
@@ -170,6 +209,24 @@ class Average(Gated):
             h = 0.9 * h + 0.1 * b[:, t]
             states.append(h)
         return torch.stack(states, 1)
+
+
+class Averages(Gated):
+    """Averages over earlier tokens, weighted by exponentials too large for float32."""
+
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        scores = 200 * a.mean(-1)
+        w, u = softmax_of_shifts(b, scores, torch.ones_like(scores))
+        return w / u[..., None]
+
+
+class AboveZero(Gated):
+    """Sums below a maximum that is never below 0."""
+
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        scores = a.mean(-1) - 0.5
+        u, w = softmax_above_zero(scores, torch.ones_like(scores), b)
+        return w + u[..., None]
 
 
 class Associative(Gated):
@@ -258,7 +315,7 @@ def converted(module: nn.Module, folder: Path) -> linexport.manifest.Manifest:
     return linexport.convert(source(module), folder, bench=False, threads=1)
 
 
-FOUND = [Doubling, Padded, Halves, Swept, Turned]
+FOUND = [Doubling, Padded, Halves, Swept, Turned, Averages]
 
 
 @pytest.mark.parametrize("kind", FOUND, ids=lambda kind: kind.__name__)
@@ -303,7 +360,12 @@ def test_a_loop_in_the_middle_of_a_function_converts_and_streams(tmp_path: Path)
     check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 
 
-OTHERS = {bounded: Bounded, without_signs: WithoutSigns, conjugated: Conjugated}
+OTHERS = {
+    bounded: Bounded,
+    without_signs: WithoutSigns,
+    conjugated: Conjugated,
+    softmax_above_zero: AboveZero,
+}
 
 
 @pytest.mark.parametrize("function", OTHERS, ids=lambda f: f.__name__)

@@ -1,11 +1,13 @@
-"""First-order recurrences in functions of the model's own, found by what the functions compute.
+"""Scans in functions of the model's own, found by what the functions compute.
 
     f(a, b) = h,   h_t = a_t h_{t-1} + b_t        however f computes it: by trees, blocks or kernels
+    f(m, u, w) = U, W                             the sums of a softmax over earlier tokens
 
 A tree scan is a loop over powers of two or a recursion, whose number of passes a trace fixes. Each
-function of the model's own code that is called with two tensors is run on numbers, at several
-lengths; one that computes the recurrence is swapped for a loop over tokens while a model is traced.
-Where there is none, loops in the middle of functions are looked at as functions of their own.
+function of the model's own code that is called with two or three tensors is run on numbers, at
+several lengths; one that computes a known scan is swapped for a loop over tokens while a model is
+traced. Where there is none, loops in the middle of functions are looked at as functions of their
+own.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from linexport.patches.inline_loops import loops_as_functions
+from linexport.patches.known_scans import PREFIX_SOFTMAX, RECURRENCE, Scan
 from linexport.patches.packages import replaced
-from linexport.patches.scans import ASSOCIATIVE, products, recurrence
+from linexport.patches.scans import ASSOCIATIVE
 
 __all__ = ["own_scans"]
 
@@ -37,18 +40,15 @@ LENGTHS = (1, 2, 3, 4, 8, 16, 32)
 LIMIT = 1e-5
 """Difference allowed of the largest value: functions may compute in float32."""
 
-DRAWS = ((0.2, 1.0, 1.0), (-1.0, 1.0, 1.0), (-1.3, 1.3, 1e4))
-"""Bounds of a, and the size of b. The first is what functions in log space take, and others as
-well: those that must be equal wherever the function gives a number."""
+SCANS = {2: RECURRENCE, 3: PREFIX_SOFTMAX}
+"""What functions of so many tensors are compared with."""
 
 LIBRARY = tuple(str(Path(m.__file__ or "").parent) for m in (torch, inspect))
-
-Compute = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A function called with two tensors, and what it returned."""
+    """A function called with two or three tensors, and what it returned."""
 
     function: FunctionType
     arguments: Mapping[str, Any]
@@ -57,7 +57,7 @@ class _Call:
 
 @contextmanager
 def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[int]:
-    """Swap functions of a model's code that compute recurrences; yields how many there are.
+    """Swap functions of a model's code that compute known scans; yields how many there are.
 
     Calls of PyTorch's ``associative_scan`` are counted as well, which ``as_loops`` swaps.
 
@@ -78,7 +78,7 @@ def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _found(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[dict[FunctionType, Callable[..., Any]], _Ran]:
-    """Return what takes the place of functions that compute recurrences, and all that ran."""
+    """Return what takes the place of functions that compute known scans, and all that ran."""
     ran = _run_model(model, args, kwargs)
     loops = {call.function: _loop(call) for call in ran.calls}
     return {function: loop for function, loop in loops.items() if loop is not None}, ran
@@ -90,7 +90,7 @@ class _Ran:
 
     Attributes:
         functions: of its own code.
-        calls: the first of each function that is called with two tensors.
+        calls: the first of each function that is called with two or three tensors.
         associative: whether PyTorch's scan is called.
     """
 
@@ -118,7 +118,7 @@ def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
         if event == "call" and code not in begun_codes:
             arguments = inspect.getargvalues(frame)
             given = {name: frame.f_locals[name] for name in arguments.args}
-            if not arguments.varargs and not arguments.keywords and len(_tensors(given)) == 2:
+            if not arguments.varargs and not arguments.keywords and len(_tensors(given)) in SCANS:
                 # Of a recursion the outermost call.
                 begun[frame] = given
                 begun_codes.add(code)
@@ -147,57 +147,70 @@ def _is_drawn(leaf: Any) -> bool:
 
 
 def _loop(call: _Call) -> Callable[..., Any] | None:
-    """Return what takes the place of a function; None where that is no recurrence."""
-    first, second = _tensors(call.arguments)
-    results = _tensors(call.result)
-    if first.dim() != second.dim() or len(results) != len(pytree.tree_leaves(call.result)):
+    """Return what takes the place of a function; None where that is no known scan."""
+    given, results = _tensors(call.arguments), _tensors(call.result)
+    scan = SCANS[len(given)]
+    if len(results) != len(pytree.tree_leaves(call.result)):
         return None
-    for axis in range(first.dim()):
-        for order in ((0, 1), (1, 0)):
-            if first.shape[axis] == second.shape[axis] > 1:
-                computed = _results(call, axis, order)
-                if computed is not None:
-                    return _replacement(call, axis, order, computed)
+    for order in scan.orders:
+        tensors = [given[i] for i in order]
+        if not scan.takes(tensors):
+            continue
+        for axis in range(tensors[0].dim()):
+            sizes = {x.shape[axis] for x in tensors}
+            if len(sizes) == 1 and sizes != {1}:
+                places = _results(call, scan, axis, order)
+                if places is not None:
+                    return _replacement(call, scan, axis, order, places)
     return None
 
 
-def _results(call: _Call, axis: int, order: tuple[int, int]) -> list[Compute] | None:
-    """Return what each result of a function is, with the tokens along an axis."""
-    own = _tensors(call.arguments)[0].shape[axis]
-    computed: list[Compute] = [recurrence, lambda a, b: products(a)]
-    left = [list(computed) for _ in _tensors(call.result)]
-    for length in (own, *LENGTHS):
-        for draw, (low, high, size) in enumerate(DRAWS):
+def _results(call: _Call, scan: Scan, axis: int, order: Sequence[int]) -> list[int] | None:
+    """Return which of a scan's results a function's are, with the tokens along an axis."""
+    given = _tensors(call.arguments)
+    own, left = given[0].shape[axis], [set[int]() for _ in _tensors(call.result)]
+    for trial, length in enumerate((own, *LENGTHS)):
+        for number, draws in enumerate(scan.draws):
             generator = torch.Generator().manual_seed(length)
-            pair = [
-                torch.empty(
-                    [length if i == axis else n for i, n in enumerate(x.shape)], dtype=torch.float64
-                )
-                for x in _tensors(call.arguments)
+            drawn = dict(zip(order, draws, strict=True))
+            tensors = [
+                _drawn(x, axis, length, drawn[place], generator) for place, x in enumerate(given)
             ]
-            pair[order[0]].uniform_(low, high, generator=generator)
-            pair[order[1]].normal_(generator=generator).mul_(size)
-            given = _tensors(call.arguments)
-            pair = [_turned(x, y, generator) for x, y in zip(pair, given, strict=True)]
             try:
-                found = _tensors(_run(call, pair, {own: length}))
+                found = _tensors(_run(call, tensors, {own: length}))
+                expected = _along(scan, axis, [tensors[i] for i in order])
             except Exception:
                 if length == own:
                     return None
                 continue  # a length that it does not take
             if len(found) != len(left):
                 return None
-            a, b = (pair[i].movedim(axis, 1) for i in order)
+            partly = number >= len(scan.draws) - scan.partly
             for place, got in enumerate(found):
-                left[place] = [
-                    compute
-                    for compute in left[place]
-                    if _equal(got, compute(a, b).movedim(1, axis), partly=draw > 0)
-                ]
+                same = {i for i, x in enumerate(expected) if _equal(got, x, partly)}
+                left[place] = left[place] & same if trial or number else same
             if not all(left):
                 return None
-    states = [compute for (compute, *_) in left]
-    return states if recurrence in states else None
+    places = [min(found) for found in left]
+    return places if scan.states & {*places} else None
+
+
+def _drawn(
+    given: Tensor,
+    axis: int,
+    length: int,
+    draw: Callable[[Tensor, torch.Generator], Tensor],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return numbers of a length in the place of those of a call."""
+    shape = [length if place == axis else n for place, n in enumerate(given.shape)]
+    drawn = draw(torch.empty(shape, dtype=torch.float64), generator)
+    return _turned(drawn, given, generator)
+
+
+def _along(scan: Scan, axis: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results of a scan, with the tokens along an axis."""
+    return [x.movedim(1, axis) for x in scan.compute(*(x.movedim(axis, 1) for x in tensors))]
 
 
 def _turned(drawn: Tensor, given: Tensor, generator: torch.Generator) -> Tensor:
@@ -235,14 +248,13 @@ def _equal(got: Tensor, expected: Tensor, partly: bool) -> bool:
 
 
 def _replacement(
-    call: _Call, axis: int, order: tuple[int, int], results: Sequence[Compute]
+    call: _Call, scan: Scan, axis: int, order: Sequence[int], places: Sequence[int]
 ) -> Callable[..., Any]:
     signature, structure = inspect.signature(call.function), pytree.tree_structure(call.result)
 
     def loop(*args: Any, **kwargs: Any) -> Any:
-        pair = _tensors(signature.bind(*args, **kwargs).arguments)
-        a, b = (pair[i].movedim(axis, 1) for i in order)
-        found = [compute(a, b).movedim(1, axis) for compute in results]
-        return pytree.tree_unflatten(found, structure)
+        tensors = _tensors(signature.bind(*args, **kwargs).arguments)
+        results = _along(scan, axis, [tensors[i] for i in order])
+        return pytree.tree_unflatten([results[i] for i in places], structure)
 
     return loop

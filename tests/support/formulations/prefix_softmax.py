@@ -75,6 +75,21 @@ def aaren_token_by_token(q, k, v):
     return torch.stack(out, 1) + q
 
 
+@formulation(COLLECTED, nodes=2)
+def aaren_by_a_tree(q, k, v):
+    """The paper's scan of m, u and w, by shifts of 1, 2, 4, ..."""
+    m, w, length, shift = scores_of_heads(k), heads_first(v), v.shape[1], 1
+    u = torch.ones_like(m)
+    while shift < length:
+        before = F.pad(m, (shift, 0), value=-1e9)[..., :length]
+        largest = torch.maximum(m, before)
+        kept, added = torch.exp(m - largest), torch.exp(before - largest)
+        u = u * kept + F.pad(u, (shift, 0))[..., :length] * added
+        w = w * kept[..., None] + F.pad(w, (0, 0, shift, 0))[..., :length, :] * added[..., None]
+        m, shift = largest, 2 * shift
+    return merge(w / u[..., None]) * q
+
+
 @formulation(COLLECTED)
 def slstm_token_by_token(q, k, v):
     """An sLSTM whose gates read the token alone, with its stabiliser."""
