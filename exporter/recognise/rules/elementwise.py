@@ -258,20 +258,27 @@ def negate(a: Form) -> Form | None:
 def log(a: Form) -> Form | None:
     """Return log of a sum over positions, which an exp behind it undoes, or of exp itself.
 
-    One exp more may be added, of what there was before the first position.
+    One exp more, or a number, may be added: of what there was before the first position.
     """
+    if a.scalar is not None:
+        return algebra.constant(math.log(a.scalar), a.dims) if a.scalar > 0 else None
     exps = [f for t in a.terms for f in t.of(Nested) if f.kind == "exp" and f.axes <= a.axes]
     if len(a.terms) == 1 and a.terms[0] == Term(1.0, tuple(exps)):
         return Form(a.dims, tuple(t for f in exps for t in f.inner.terms))
     summed = [term for term in a.terms if term.axes - a.axes]
-    first = [t for t in a.terms if len(t.factors) == 1 and all(map(_is_exp, t.of(Leaf)))]
+    first = [t for t in a.terms if _is_number(t) or _is_one_exp(t)]
     if len(summed) != 1 or [*first, *summed] not in ([*a.terms], [*a.terms][::-1]):
         return None
     return replace(a, terms=(Term(1.0, (algebra.nested("log", a),)),))
 
 
-def _is_exp(leaf: Leaf) -> bool:
-    return leaf.function[0] == "Exp"
+def _is_number(term: Term) -> bool:
+    return not term.factors and term.coefficient > 0
+
+
+def _is_one_exp(term: Term) -> bool:
+    leaves = (f.function for f in term.of(Leaf))
+    return len(term.factors) == 1 and all(name == "Exp" for name, *_ in leaves)
 
 
 def reciprocal(a: Form) -> Form | None:

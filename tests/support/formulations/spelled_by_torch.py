@@ -48,6 +48,16 @@ def last_tokens_behind_a_state(q, k, v):
 
 
 @formulation(COLLECTED)
+def logarithm_of_a_state_as_a_number(q, k, v):
+    """minLSTM in log space: log h_0 is a number, and decays are added before a zero is in front."""
+    apart = F.softplus(-q) - F.softplus(-k)
+    total = F.pad(-F.softplus(apart).cumsum(1), (0, 0, 1, 0))
+    start = torch.full((v.shape[0], 1, v.shape[2]), -0.6931)
+    values = torch.cat((start, -F.softplus(-apart) + F.softplus(v).log()), 1)
+    return (total + (values - total).logcumsumexp(1)).exp()[:, 1:]
+
+
+@formulation(COLLECTED)
 def positions_of_a_range(q, k, v):
     """flash-linear-attention's naive retention: positions are the numbers of a Python range."""
     q, k, v = map(heads_first, (q, k, v))
