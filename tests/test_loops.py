@@ -383,6 +383,18 @@ class Numbered(Parted):
             yield tuple(y[:, 4 * c : 4 * c + 4] for y in (q, k, v))
 
 
+class Iterated(Chunks):
+    """The loop takes chunks from tensors that have them along their first dimension."""
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(1, (-1, 4)).transpose(0, 1) for y in self.project(x).chunk(3, -1))
+        out, state = [], torch.zeros(x.shape[0], 8, 8, dtype=x.dtype)
+        for q_c, k_c, v_c in zip(q, k, v, strict=True):
+            out.append((q_c @ k_c.mT).tril() @ v_c + q_c @ state)
+            state = state + k_c.mT @ v_c
+        return torch.cat(out, 1)
+
+
 class UnevenChunks(Chunks):
     """The fourth chunk is another one."""
 
@@ -417,6 +429,7 @@ def test_a_loop_over_slices_takes_every_number_of_chunks(
     [
         (Steps, Dim.DYNAMIC, "linear"),
         (Written, Dim.DYNAMIC, "linear"),
+        (Iterated, Dim.DYNAMIC, "linear"),
         (Parted, Dim.DYNAMIC, "delta"),
         (Numbered, 4 * Dim("n", min=1, max=64), "delta"),
     ],

@@ -20,7 +20,15 @@ import linexport
 from linexport.errors import ParityError
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
-from linexport.parity.cases import LONG, Case, draw_inputs, plan_cases
+from linexport.parity.cases import (
+    LONG,
+    USUAL,
+    Case,
+    draw_inputs,
+    longer_cases,
+    plan_cases,
+)
+from linexport.parity.check import _cases
 from linexport.parity.compare import EDGES, compare_arrays
 from linexport.parity.streaming import _pieces
 from linexport.parity.tolerances import TOLERANCES
@@ -170,6 +178,26 @@ def test_a_range_is_kept_and_tried_to_its_end(limits: DimRange, expected: set[in
 
 def test_a_traced_length_among_the_usual_ones_is_replaced() -> None:
     assert lengths(plan_cases(DIMS, {"batch": 2, "seq": 37}, False, 0)) == {1, 37, 150, 101, LONG}
+
+
+def test_longer_cases_keep_to_the_range() -> None:
+    assert lengths(longer_cases(DIMS, TRACED, 0)) == {32, 48}
+    assert lengths(longer_cases({**DIMS, "seq": DimRange(1, None, 40)}, TRACED, 0)) == {32}
+    assert not longer_cases({"batch": DimRange(batch=True)}, {"batch": 2}, 0)
+
+
+@pytest.mark.parametrize("ran", [{16}, {16, 37}, set[int]()])
+def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
+    ran: set[int],
+) -> None:
+    """So is one of whole chunks, of whose chunks nothing in the trace speaks."""
+    tested: Any = SimpleNamespace(dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=())
+    compared: list[Case] = []
+    found = []
+    for case in _cases(tested, False, 0, compared):
+        found.append(case)
+        compared += [case] if case.sizes["seq"] in ran else []
+    assert {32, 48}.issubset(lengths(found)) == (ran <= {16})
 
 
 def test_batches_keep_to_their_range() -> None:

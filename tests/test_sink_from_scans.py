@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 
 from linexport import passes
+from linexport.passes.step_nodes import give_every_step
 from tests.test_hoist_from_scans import inside, values
 from tests.test_hoist_from_scans import model as scan_of
 
@@ -78,3 +80,14 @@ def test_what_the_next_state_needs_stays() -> None:
     original = scan_of("a = MatMul (h, w) s = Tanh (a) next = Add (s, t)")
     rewritten = sunk(original)
     assert inside(rewritten) == ["Add", "MatMul", "Tanh"]
+
+
+def test_a_value_that_leaves_twice_has_two_names() -> None:
+    found = model("p = MatMul (next, w)", 0, "p")
+    graph = gs.import_onnx(found)
+    (scan,) = (n for n in graph.nodes if n.op == "Scan")
+    tensor = scan.attrs["body"].outputs[0]
+    given = [give_every_step(scan, tensor, list(tensor.shape), "all") for _ in range(2)]
+    assert len({t.name for t in given}) == 2
+    names = [t.name for t in scan.attrs["body"].outputs]
+    assert len(set(names)) == len(names)

@@ -307,7 +307,22 @@ class Subtracted(torch.nn.Module):
         return x + (-5.0 - n) + torch.rsub(n, 1.5, alpha=2) + (2 - n)
 
 
-@pytest.mark.parametrize("kind", [Products, Extremes, Subtracted], ids=lambda kind: kind.__name__)
+class Between(torch.nn.Module):
+    """Values between others, and a recurrence of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rate", torch.linspace(0, 1, 9)[:, None])
+
+    def forward(self, x):
+        far = x.flip(0)
+        here = torch.lerp(x, 1e6 * far, 1.0) + torch.lerp(x, far, torch.tensor(0.3))
+        return here, torch.lerp(x[..., None], far[..., None], self.rate.mT)
+
+
+@pytest.mark.parametrize(
+    "kind", [Products, Extremes, Subtracted, Between], ids=lambda kind: kind.__name__
+)
 def test_what_the_exporter_does_not_translate_is_written(kind: type[torch.nn.Module]) -> None:
     dims, module = (dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC),), kind()
     model = trace.trace(load_module((module, (torch.randn(2, 16),), dims), "a:module")).model

@@ -96,6 +96,18 @@ def plan_cases(
     return cases
 
 
+def longer_cases(dims: Mapping[str, DimRange], traced: Mapping[str, int], seed: int) -> list[Case]:
+    """Cases of twice and three times the traced length, where the dimensions allow them.
+
+    A model of whole chunks takes these where it takes none of the usual lengths, although nothing
+    in its trace says what its chunks are.
+    """
+    first = sequence(dims)
+    lengths = [n * traced[first] for n in (2, 3)] if first else []
+    sizes = [_sizes(dims, BATCHES[-1], n) for n in lengths if first and dims[first].allows(n)]
+    return [Case("random", found, seed) for found in sizes]
+
+
 def complete_inputs(
     loaded: LoadedModel,
     names: Sequence[str],

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from linexport.graph.dims import DimRange
+from linexport.graph.dims import DimRange, sequence
 from linexport.graph.states import State
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import (
@@ -34,6 +34,7 @@ from linexport.parity.cases import (
     ChosenSizes,
     complete_inputs,
     draw_inputs,
+    longer_cases,
     plan_cases,
 )
 from linexport.parity.choices import recording
@@ -184,16 +185,35 @@ def _reference_outputs(
     half = None
     if parity.tolerance.is_half:
         half = Reference(loaded, getattr(torch, parity.tolerance.dtype))
-    shapes, chosen = tested.input_shapes, tested.chosen
-    for case in plan_cases(tested.dims, tested.traced, floating, seed, shapes, chosen):
+    compared: list[Case] = []
+    for case in _cases(tested, floating, seed, compared):
         inputs = draw_inputs(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if half is not None and expected:
             expected = _with_half(half, inputs, expected, parity)
         if expected:
+            compared.append(case)
             yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
         del expected
         memory.trim_memory()
+
+
+def _cases(
+    tested: ModelUnderTest, floating: bool, seed: int, compared: Sequence[Case]
+) -> Iterator[Case]:
+    """Yield the planned cases; then longer ones where the original ran at the traced length alone.
+
+    Args:
+        tested: the model.
+        floating: whether it has floating inputs.
+        seed: of the first case.
+        compared: the cases so far that the original ran on.
+    """
+    dims, traced, chosen = tested.dims, tested.traced, tested.chosen
+    yield from plan_cases(dims, traced, floating, seed, tested.input_shapes, chosen)
+    first = sequence(dims)
+    if first and not chosen.lengths and all(c.sizes[first] == traced[first] for c in compared):
+        yield from longer_cases(dims, traced, seed)
 
 
 def _references(loaded: LoadedModel, notes: list[str]) -> list[Reference]:

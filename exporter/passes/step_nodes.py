@@ -78,10 +78,13 @@ def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -
     length = scan.inputs[states].shape[axes[0]]
     sides = output_axes(scan)
     # A body must not give one value twice.
-    copy = gs.Variable(f"{tensor.name}/{name}", tensor.dtype, list(shape))
+    taken, inner, count = {o.name for n in body.nodes for o in n.outputs}, name, 1
+    while f"{tensor.name}/{inner}" in taken:
+        inner, count = f"{name}_{count}", count + 1
+    copy = gs.Variable(f"{tensor.name}/{inner}", tensor.dtype, list(shape))
     body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
     body.outputs.append(copy)
-    found = gs.Variable(f"{stem}/{tensor.name}/{name}", tensor.dtype, [length, *shape])
+    found = gs.Variable(f"{stem}/{tensor.name}/{inner}", tensor.dtype, [length, *shape])
     scan.outputs.append(found)
     scan.attrs["scan_output_axes"] = [*sides, 0]
     return found

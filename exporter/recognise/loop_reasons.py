@@ -3,6 +3,7 @@
 g' = a g + u            each state by itself, entry by entry, from zeros or weights: is read
 g' = a g + h            two that read each other, h' = b h + g
 H' = b H + G            one that reads another, of a full matrix
+H' = H A_t + U          a full matrix of each token, from weights
 y  = g + h              a sum of two that is not taken apart
 H' = (1 - a b^T) H + u  one that decays by a sum
 """
@@ -24,6 +25,11 @@ OTHER = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
     "It stays a loop"
+)
+
+WEIGHTS = LINEAR + (
+    "what keeps them is no number for each entry, and they begin with weights, where delta rules "
+    "of the operators begin with zeros. It stays a loop"
 )
 
 BEGUN = LINEAR + (
@@ -57,10 +63,14 @@ SUM = LINEAR + (
 def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
     """Return why a Scan, or a Loop, that is linear in its states is not fused."""
     steps = read_steps(e, node) if node.op == "Scan" else None
-    if steps is not None and not all(_is_entrywise(f, steps) for f in steps.following.values()):
+    starts = starts_of(node)
+    entrywise = steps is None or all(_is_entrywise(f, steps) for f in steps.following.values())
+    if not entrywise and all(map(e.values.is_zero, starts)):
         return OTHER
-    if any(map(partial(_is_computed, e), starts_of(node))):
+    if any(map(partial(_is_computed, e), starts)):
         return BEGUN
+    if not entrywise:
+        return WEIGHTS
     if steps is None:
         return OTHER
     read = {name: _states(form, steps) for name, form in steps.following.items()}

@@ -254,6 +254,8 @@ def _different(terms: tuple[Term, ...]) -> str:
             f"{own} weighs pairs of tokens of its own beside the mask, such as a token with itself "
             "(eye): add the product of what is weighed so beside the sum over earlier tokens"
         )
+    if not _is_number(plain, terms):
+        return f"{len(terms)} different products are added to each other"
     if len(plain.of(Leaf)) < most and plain.of(Iota):
         return "positions are added to products of query and key"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient) and len(masks) > 1:
@@ -261,3 +263,10 @@ def _different(terms: tuple[Term, ...]) -> str:
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient):
         return f"{plain.coefficient:g} is added to products of query and key"
     return f"{len(terms)} different products are added to each other"
+
+
+def _is_number(plain: Term, terms: tuple[Term, ...]) -> bool:
+    """Return whether a term adds a number, or positions, to what the others multiply values by."""
+    others = [{f.tensor.name for f in t.of(Leaf)} for t in terms if t is not plain]
+    own = {f.tensor.name for f in plain.of(Leaf)}
+    return not plain.of(Nested) and all(own <= names for names in others)

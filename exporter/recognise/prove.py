@@ -96,9 +96,9 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
     worst, sizes = 0.0, list[dict[str, int]]()
     problem = ""
     for symbols in _assignments(candidate):
-        if not size_value(candidate.length, symbols):
-            continue  # fewer tokens than one chunk: nothing would be compared
         try:
+            if not size_value(candidate.length, symbols):
+                continue  # fewer tokens than one chunk: nothing would be compared
             shapes = [[size_value(s, symbols) for s in shape] for _, shape in candidate.inputs]
         except NotRunnableError:  # a quotient by a number of chunks that is 0
             shapes = [[-1]]

@@ -19,6 +19,12 @@ MONOMIAL = re.compile(r"[\w.]+(\s*\*\s*[\w.]+)*")
 CHUNKS = re.compile(r"\((?P<whole>.+)//(?P<chunk>\d+)\)")
 """A number of chunks."""
 
+PADDED_CHUNKS = re.compile(
+    r"\(\(\((\(0-(?P<size>\w+)\)|\((?P<chunk>\d+)-\((?P<rest>\w+)%(?P=chunk)\)\))%(?P<unit>\d+)\)"
+    r"\+((?P=size)|(?P=rest))\)//(?P=unit)\)"
+)
+"""A number of chunks of tokens that were padded to whole chunks: at least one."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -134,8 +140,15 @@ def _of_tree(node: ast.AST) -> Size:
             return Size(1, (name,))
         case ast.BinOp(left=left, op=sign, right=right):
             return OPERATORS[type(sign)](_of_tree(left), _of_tree(right))
-        case ast.Call(func=ast.Name(id="Mod"), args=[left, right]):  # as torch writes a remainder
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return Size(0) - _of_tree(operand)
+        # As torch writes remainders, and the length of a slice.
+        case ast.Call(func=ast.Name(id="Mod" | "PythonMod"), args=[left, right]):
             return _of_tree(left) % _of_tree(right)
+        case ast.Call(func=ast.Name(id="Min"), args=[ast.Constant(value=1), right]):
+            chunks = PADDED_CHUNKS.fullmatch(str(_of_tree(right)))
+            if chunks and chunks["chunk"] in (None, chunks["unit"]):
+                return ONE
     raise KeyError(node)
 
 

@@ -21,7 +21,7 @@ from linexport.trace import loops
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 MULTIPLE = re.compile(r"(\d+)\*([su]\d+)")
-WHOLE_CHUNKS = re.compile(r"(?P<unit>\d+)\*\(\((?P<root>[su]\d+)//(?P=unit)\)\)")
+DIVISOR = re.compile(r"//(\d+)\)")
 CHUNKS = re.compile(r"\(\(?(?P<root>[su]\d+)//(?P<unit>\d+)\)\)?")
 
 
@@ -95,13 +95,29 @@ def limit_to_chunks(
     output = next(node for node in program.graph.nodes if node.op == "output")
     shapes = [getattr(x.meta.get("val"), "shape", ()) for x in output.args[0] if hasattr(x, "meta")]
     marked = [n.meta["val"].shape[0] for n in program.graph.nodes if n.target is loops.OPERATOR]
-    for size in [*(str(size) for shape in shapes for size in shape), *map(str, marked)]:
-        chunks = WHOLE_CHUNKS.fullmatch(size) or CHUNKS.fullmatch(size)
-        if chunks and chunks["root"] in names:
-            name, unit = names[chunks["root"]], int(chunks["unit"])
+    for size in [*(size for shape in shapes for size in shape), *marked]:
+        chunks = CHUNKS.fullmatch(str(size))
+        root, unit = (chunks["root"], int(chunks["unit"])) if chunks else _whole_chunks(size)
+        if unit > 1 and root in names:
+            name = names[root]
             least = -(-found[name].min // unit) * unit
             found[name] = replace(found[name], min=least, multiple=unit)
     return found
+
+
+def _whole_chunks(size: int | torch.SymInt) -> tuple[str, int]:
+    """Return the symbol and the chunk of a size that is the symbol at whole chunks alone.
+
+    torch writes it as 64*((s//64)), or as ((s//64))*((s//((s//64)))) where it infers the width of
+    chunks from their number. The chunk of another size is 1.
+    """
+    symbols = [] if isinstance(size, int) else list(size.node.expr.free_symbols)
+    units = {int(n) for n in DIVISOR.findall(str(size))}
+    if isinstance(size, int) or len(symbols) != 1 or len(units) != 1:
+        return "", 1
+    (unit,) = units
+    sizes = [size.node.expr.subs(symbols[0], n) for n in (unit, 5 * unit, 5 * unit + 1)]
+    return (str(symbols[0]), unit) if sizes == [unit, 5 * unit, 5 * unit] else ("", 1)
 
 
 def _multiple(size: str) -> tuple[int, str]:

@@ -174,6 +174,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
     marks = {loops.OPERATOR: loops.symbol, inverses.OPERATOR: inverses.symbol}
     marks[torch.ops.aten.relu.default] = _relu
+    marks |= dict.fromkeys((torch.ops.aten.lerp.Tensor, torch.ops.aten.lerp.Scalar), _lerp)
     marks[torch.ops.aten.cumprod.default] = products.cumulative
     marks[torch.ops.aten.cummax.default] = extremes.maximum
     marks[torch.ops.aten.cummin.default] = extremes.minimum
@@ -184,6 +185,18 @@ def _relu(x: Any) -> Any:
     """Relu; of integers, such as distances, Clip at 0: ONNX Runtime has no Relu of them."""
     op = values.Opset("", OPSET)
     return op.Relu(x) if x.dtype.is_floating_point() else op.Clip(x, op.CastLike(0, x))
+
+
+def _lerp(start: Any, end: Any, weight: Any) -> Any:
+    """(1 - w) start + w end: linear in both, and exact at both ends.
+
+    torch's own translation chooses by |w| < 0.5 between two forms of it; a loop with a choice in it
+    is no recurrence with a decay.
+    """
+    op = values.Opset("", OPSET)
+    weight = op.CastLike(weight, start)
+    rest = op.Sub(op.CastLike(1.0, start), weight)
+    return op.Add(op.Mul(rest, start), op.Mul(weight, end))
 
 
 def _symbol(op: Op) -> Callable[..., Any]:

@@ -98,8 +98,27 @@ def counted() -> Iterator[list[Counted]]:
             found.append(Counted(expression, symbols[0], known, number, stack))
         return number
 
-    with _counting_by(count):
+    with _counting_by(count), _Iterated():
         yield found
+
+
+class _Iterated(TorchFunctionMode):
+    """Loops over the elements of a tensor count to their number, as ``range`` does.
+
+    torch fixes that number without asking for it as an integer of Python.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in (Tensor.__iter__, Tensor.unbind, torch.unbind):
+            self._count(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _count(self, input: Tensor, dim: int = 0) -> None:
+        if input.dim() and isinstance(input.shape[dim], torch.SymInt):
+            int(input.shape[dim])
 
 
 class Counted(NamedTuple):

@@ -62,6 +62,14 @@ def tokens_first(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
     return (within + between).reshape(batch, tokens, HEADS, D).transpose(1, 2)
 
 
+def padded(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+    """The same at any length: zeros behind the tokens, of which there are -T % CHUNK."""
+    tokens = q.shape[2]
+    behind = -tokens % CHUNK
+    q, k, v = (F.pad(x, (0, 0, 0, behind)) for x in (q, k, v))
+    return tokens_first(q, k, v, F.pad(steps, (0, behind)))[:, :, :tokens]
+
+
 def cut_off(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
     """Tokens behind the last whole chunk are dropped, at any length."""
     whole = q.shape[2] // CHUNK * CHUNK
@@ -98,6 +106,13 @@ def test_chunks_stream_by_tokens(tmp_path: Path, mixer: Mixer) -> None:
     assert manifest.fused == {"LinearAttention": 1} and manifest.streaming.passed
     check_independently(tmp_path / "a", Layer(mixer), WIDTH, lengths=(8, 48, 136), unit=CHUNK)
     check_independently(tmp_path / "a", Layer(quadratic), WIDTH, lengths=(1, 7, 130))
+
+
+def test_a_model_that_pads_its_chunks_streams_by_tokens(tmp_path: Path) -> None:
+    """torch writes -T % 8 as PythonMod, and the one state in front as Min(1, chunks)."""
+    manifest = converted(padded, tmp_path / "a")
+    assert manifest.fused == {"LinearAttention": 1} and manifest.streaming.passed
+    check_independently(tmp_path / "a", Layer(padded), WIDTH, lengths=(1, 7, 130))
 
 
 def test_what_is_cut_off_stays_cut_off(tmp_path: Path) -> None:
