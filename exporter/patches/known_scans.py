@@ -1,4 +1,4 @@
-"""What functions of a model's own are compared with: scans of two and of three tensors.
+"""Scans of two and of three tensors, which functions of a model's own are compared with.
 
     recurrence of (a, b)           h_t = a_t h_{t-1} + b_t,   a_1 a_2 ... a_t
     prefix softmax of (m, u, w)    M_t = max_{s <= t} m_s,

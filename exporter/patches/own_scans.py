@@ -41,7 +41,7 @@ LIMIT = 1e-5
 """Difference allowed of the largest value: functions may compute in float32."""
 
 SCANS = {2: RECURRENCE, 3: PREFIX_SOFTMAX}
-"""What functions of so many tensors are compared with."""
+"""Scans that functions of so many tensors are compared with."""
 
 LIBRARY = tuple(str(Path(m.__file__ or "").parent) for m in (torch, inspect))
 

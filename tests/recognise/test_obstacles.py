@@ -172,7 +172,7 @@ CASES = {
     rwkv4: ("exponents", "of each query subtracted"),
     own_weight_in_the_triangle: ("weighs pairs of tokens of its own", "(eye)"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
-    bonus_of_the_token: ("2 different products are added to each other",),
+    bonus_of_the_token: ("weighs pairs of tokens of its own beside the mask", "(eye)"),
     epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),
     gated_experts: ("no operation was found that adds up tokens",),
     fourier: ("DFT", "Fourier"),
