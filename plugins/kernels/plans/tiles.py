@@ -102,6 +102,7 @@ def transition_scan(shape: Shape) -> Tile:
 def step(shape: Shape) -> Tile:
     """Tile of ``recurrent.step``: small, since a decode step is bound by loads in flight."""
     block_v = min(power(shape.d_v), max(2048 // shape.block_k, 8))
-    if shape.delta or (shape.grouped and shape.normalize and shape.type == "fp32"):
-        block_v = min(block_v, 16)
+    grouped_sums = shape.grouped and shape.normalize and shape.type == "fp32"
+    if shape.delta or grouped_sums:
+        block_v = min(block_v, 8 if grouped_sums and shape.sm // 10 == 12 else 16)  # 16 spill there
     return Tile(1, shape.block_k, block_v, 4, 1)

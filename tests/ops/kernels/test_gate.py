@@ -62,6 +62,9 @@ def tool() -> ModuleType:
         pytest.param("gated elu1 masked, grouped", "float16", 128, 90, marks=pytest.mark.slow),
         pytest.param("gated delta", "bfloat16", 64, 120, marks=pytest.mark.slow),
         ("delta", "float32", 128, 87),
+        ("map favor+", "float32", 128, 89),
+        pytest.param("linear", "float16", 64, 120, marks=pytest.mark.slow),
+        pytest.param("gated normalised elu1", "float16", 128, 89, marks=pytest.mark.slow),
     ],
 )
 def test_gate(tool: ModuleType, case: str, dtype: str, width: int, sm: int) -> None:
