@@ -19,7 +19,7 @@ import onnxruntime
 from linexport.manifest.matches import ProofRecord
 from linexport.recognise.draws import Draw, falling
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
-from linexport.recognise.sizes import Size
+from linexport.recognise.sizes import CHUNKS, Size, parse
 
 LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
 """Tried in this order: no multiple of a chunk first, then what models in chunks may ask for."""
@@ -156,11 +156,13 @@ def _difference(
     try:
         got = after.run(None, fed)[0]
     except Exception as error:
+        _check_chunks(candidate, expected.shape, symbols)
         raise ProofFailedError(
             f"the fused node fails: {str(error).strip().splitlines()[0]}"
         ) from None
     at = f"on {kind} inputs at {', '.join(f'{k} = {v}' for k, v in symbols.items()) or 'its size'}"
     if got.shape != expected.shape:
+        _check_chunks(candidate, expected.shape, symbols)
         raise ProofFailedError(f"shape {got.shape} instead of {expected.shape} {at}")
     a, b = expected.astype(np.float64), got.astype(np.float64)
     finite = np.isfinite(a)
@@ -183,6 +185,29 @@ def _difference(
             f"at most {limit / max(magnitude, 1e-300):.0e} is rounding"
         )
     return largest / magnitude if magnitude else 0.0
+
+
+def _check_chunks(
+    candidate: RewriteCandidate, shape: tuple[int, ...], symbols: Mapping[str, int]
+) -> None:
+    """Refuse an original of chunks that runs where they are not whole, with other sizes.
+
+    Raises:
+        ProofFailedError: it is one.
+    """
+    chunks = [m["chunk"] for atom in candidate.length.atoms if (m := CHUNKS.fullmatch(atom))]
+    try:
+        stated = tuple(size_value(parse(n), symbols) for n in candidate.replacement[1].shape)
+    except NotRunnableError:
+        return
+    if chunks and shape != stated:
+        at = ", ".join(f"{name} = {size}" for name, size in symbols.items())
+        raise ProofFailedError(
+            f"it is computed where chunks of {chunks[0]} tokens are not whole as well, with other "
+            f"sizes: at {at} its shape is {list(shape)}, where {list(stated)} was expected. A -1 "
+            "in a reshape to chunks does this: write the size in its place, or give dynamic_shapes "
+            f'whole chunks alone, {chunks[0]} * torch.export.Dim("n")'
+        )
 
 
 def _along(x: np.ndarray, place: int) -> list[int]:

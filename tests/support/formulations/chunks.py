@@ -54,6 +54,15 @@ def chunks_of_a_multiple(q, k, v):
     return (inter + intra).flatten(1, 2).flatten(2)
 
 
+@formulation(COLLECTED, length=64, reason="write the size in its place")
+def chunks_beside_a_size_that_is_left_over(q, k, v):
+    """Of 5 tokens, it has one chunk of 4 with heads of 10 channels in place of 8."""
+    q, k, v = (heads_first(x).reshape(x.shape[0], HEADS, x.shape[1] // 4, 4, -1) for x in (q, k, v))
+    states = F.pad((k.mT @ v).cumsum(2), (0, 0, 0, 0, 1, -1))
+    out = q @ states + (q @ k.mT).tril() @ v
+    return merge(out.reshape(*out.shape[:2], out.shape[2] * 4, -1))
+
+
 @formulation(COLLECTED, length=64)
 def ssd_minimal_discrete(q, k, v):
     """Mamba-2's published listing: chunks, their states and those between, without a loop."""
