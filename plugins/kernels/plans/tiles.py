@@ -19,7 +19,8 @@ def output(shape: Shape) -> Tile:
     """Tile of ``segment_output``, which goes through ``parts`` of d_k where it holds fewer columns.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
-    On 8.9 decays by channel spill in loads that are pipelined.
+    On 8.9 decays by channel spill in loads that are pipelined, and on 8.7 and 8.9 the gated delta
+    rule of float16 in loads that are not.
     With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not; with
     normalised queries of several heads and decays, parts of 16 do not.
     """
@@ -43,7 +44,8 @@ def output(shape: Shape) -> Tile:
         ahead = shape.sm != 89 or shape.delta or shape.decays <= 1
         return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2 if ahead else 1)
     if shape.delta:
-        return Tile(16, block_k, min(block_v, 16), 4, 1)
+        ahead = shape.sm in (87, 89) and shape.type == "fp16" and shape.decays == 1
+        return Tile(16, block_k, min(block_v, 16), 4, 2 if ahead else 1)
     return Tile(16, block_k, min(block_v, 16 if wide_products else 32), 8, 2)
 
 
