@@ -104,7 +104,7 @@ def read_turning_queries(form: Form, is_weight: IsWeight) -> Roles | None:
     whole = roles.turn
     for term in others:
         other = read_fixed_queries(term, form, is_weight)
-        if other is None or other.turn is None:
+        if other is None or other.turn is None or _keys(other) != _keys(roles):
             return None
         names = match(_unweighed(first, roles), _unweighed(term, other), form.axes)
         if names is None:
@@ -120,6 +120,11 @@ def read_turning_queries(form: Form, is_weight: IsWeight) -> Roles | None:
         )
         whole = replace(whole, cosines=whole.cosines + cosines, sines=whole.sines + sines)
     return replace(roles, turn=whole)
+
+
+def _keys(roles: Roles) -> list[str]:
+    """Return what is convolved, up to labels: sums over different tokens are no single one."""
+    return sorted(repr(f.key()) for f in (*roles.value, *roles.weights))
 
 
 def _turns(product: Term) -> list[Nested]:

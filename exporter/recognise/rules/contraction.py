@@ -12,6 +12,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
+from linexport.recognise.rules.oscillations import matrix_form
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 EXPONENTIAL = {"Exp", "Softmax"}
@@ -52,10 +53,16 @@ def _is_projection(e: Evaluator, term: Term, lost: set[Axis]) -> bool:
     return False
 
 
+def _operands(e: Evaluator, node: gs.Node) -> list[Form] | None:
+    """Return the forms of what is multiplied, in which triangles of powers may turn."""
+    forms = e.forms(node.inputs)
+    return forms and [matrix_form(e, x, form) for x, form in zip(node.inputs, forms, strict=True)]
+
+
 @rule("MatMul")
 def matmul(e: Evaluator, node: gs.Node) -> Form | None:
     """Return sum_j a[..., i, j] b[..., j, k]."""
-    forms = e.forms(node.inputs)
+    forms = _operands(e, node)
     if forms is None or any(len(f.dims) < 2 for f in forms):
         return None
     a, b = forms
@@ -88,7 +95,7 @@ def gemm(e: Evaluator, node: gs.Node) -> Form | None:
 @rule("Einsum")
 def einsum(e: Evaluator, node: gs.Node) -> Form | None:
     """Return the sum of products that the equation states; an ellipsis stands for leading dims."""
-    forms = e.forms(node.inputs)
+    forms = _operands(e, node)
     if forms is None:
         return None
     sources, target = _letters(node.attrs["equation"], [len(f.dims) for f in forms])

@@ -87,6 +87,39 @@ class ComplexStates(ComplexUnit):
 formulation(COLLECTED)(ComplexStates)
 
 
+class ComplexPowersUnderATriangle(ComplexUnit):
+    """The states of all tokens at once: a convolution of either part with either part of powers."""
+
+    def forward(self, q, k, v):
+        rate = torch.polar(torch.exp(-self.nu.exp()), self.theta.exp())
+        added = v.to(rate.dtype) @ torch.complex(*self.b).T
+        position = torch.arange(v.shape[1])
+        distance = (position[:, None] - position)[..., None]
+        powers = torch.exp(torch.log(rate) * distance.clamp(min=0))
+        powers = torch.where(distance >= 0, powers, torch.zeros((), dtype=rate.dtype))
+        states = torch.einsum("tsn,bsn->btn", powers, added)
+        return (states @ torch.complex(*self.c).T).real + q * k
+
+
+formulation(COLLECTED, nodes=4)(ComplexPowersUnderATriangle)
+
+
+class PowersAndAnglesUnderATriangle(LinearRecurrentUnit):
+    """The same in real numbers, of which the real part is taken."""
+
+    def forward(self, q, k, v):
+        position = torch.arange(v.shape[1])
+        distance = (position[:, None] - position).to(v.dtype)
+        size = torch.exp(-self.nu.exp()[:, None, None] * distance) * (distance >= 0)
+        angle = self.theta.exp()[:, None, None] * distance
+        added = [(v @ part.T).transpose(1, 2)[..., None] for part in self.b]
+        cos, sin = size * torch.cos(angle), size * torch.sin(angle)
+        return (cos @ added[0] - sin @ added[1])[..., 0].transpose(1, 2) @ self.c[0].T + q * k
+
+
+formulation(COLLECTED, nodes=2)(PowersAndAnglesUnderATriangle)
+
+
 def rotated(x, angles):
     """Llama's rotary embedding."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
