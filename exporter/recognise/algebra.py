@@ -80,18 +80,34 @@ def multiplied(a: Term, b: Term) -> Term | None:
     factors: list[Factor] = list(a.factors)
     for factor in b.factors:
         if isinstance(factor, PositionOrder):
-            # [s <= t] is 0 or 1, so its square is itself.
-            if factor in factors:
-                continue
-            # No position is both up to t and after it: [s <= t] [s > t] = 0.
-            if factor.complement() in factors:
+            narrower = _narrowed(factors, factor)
+            if narrower is None:
                 return None
+            factors = narrower
+            continue
         # A size times one over it is 1.
         if isinstance(factor, Count) and replace(factor, power=-factor.power) in factors:
             factors.remove(replace(factor, power=-factor.power))
             continue
         factors.append(factor)
     return Term(a.coefficient * b.coefficient, tuple(factors))
+
+
+def _narrowed(factors: list[Factor], order: PositionOrder) -> list[Factor] | None:
+    """Return factors times an order of positions; None where no position satisfies both."""
+    kept = list[Factor]()
+    for factor in factors:
+        if isinstance(factor, PositionOrder):
+            # No position is both up to t and after it: [s <= t] [t <= s - 1] = 0.
+            opposite = (factor.row, factor.column) == (order.column, order.row)
+            if opposite and factor.offset + order.offset < 0:
+                return None
+            # [s <= t] [s <= t - 1] = [s <= t - 1], and the square of either is itself.
+            if (factor.row, factor.column) == (order.row, order.column):
+                order = replace(order, offset=min(order.offset, factor.offset))
+                continue
+        kept.append(factor)
+    return [*kept, order]
 
 
 def summed(form: Form, places: Sequence[int], keep: bool) -> Form:

@@ -1,9 +1,10 @@
-"""Products of single tokens that a loop adds to what it reads of its state.
+"""Products of single tokens that are added to the sum over earlier ones.
 
     o_t = q_t (S_{t-1} + u k_t v_t)      is      sum_{s < t} ... + (sum_d q_t u k_t) v_t
 
-RWKV-5 and RWKV-6 weigh the newest key by u. In a graph such a sum is an Add of two values; in the
-body of a Scan no value is the attention alone.
+RWKV-5 and RWKV-6 weigh the newest key by u. In a graph such a sum is an Add of two values. In the
+body of a Scan no value is the attention alone, nor is one where the token's own weights are added
+to the matrix of a mask, (W + u I) v.
 """
 
 from __future__ import annotations

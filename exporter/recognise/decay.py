@@ -65,6 +65,27 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     return Decay(leaves, time, width, term.coefficient, lags)
 
 
+def without_step(product: Term) -> tuple[Term, bool]:
+    """Return a product without exp(-c), of exp(c (t - 1 - s)) under s < t, and whether it had one.
+
+    Where keys fade fast, exp(-c) leaves float32, although its product with decays is 1 at most.
+    """
+    exps = [f for f in product.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
+    for order in (o for o in product.of(PositionOrder) if o.offset == -1):
+        time = Iota(order.row)
+        for decay in (f for f in exps if time in f.inner.terms[0].factors):
+            (term,) = decay.inner.terms
+            step = Term(-term.coefficient, tuple(f for f in term.factors if f != time))
+            for own in exps:
+                (exponent,) = own.inner.terms
+                if exponent.coefficient == step.coefficient and (
+                    match(exponent, step, decay.axes | own.axes) is not None
+                ):
+                    rest = tuple(f for f in product.factors if f is not own)
+                    return replace(product, factors=rest), True
+    return product, False
+
+
 def common_exponent(product: Term, query_position: Index, key_position: Index) -> Term | None:
     """Return X where exp(X_t) and exp(-X_s) are factors; None without exps.
 

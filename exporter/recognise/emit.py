@@ -190,6 +190,8 @@ class MatchWriter(StateSpaces):
             sum_{s < t} exp(X_t - X_s) k_s v_s
             = sum_{r <= t} exp(X_t - X_r) exp(g_r) k_{r-1} v_{r-1}
 
+        without exp(g_r) where keys fade up to the token before the query.
+
         Raises:
             NotAttentionError: a map is applied to keys, of which those before the first are zero.
         """
@@ -202,6 +204,8 @@ class MatchWriter(StateSpaces):
         value = delayed_tokens(self, value)
         # Without a key it is 1 everywhere, and the value is zero where there is none.
         key = delayed_tokens(self, key) if roles.key else key
+        if roles.lags:
+            return [query, key, value], faded, rates, gs.Variable.empty()
         if not faded.is_empty() and decay.read_decay(roles, order.value).lags:
             rates = None if rates is None else delayed_tokens(self, rates)
             faded = delayed_logarithms(self, faded)
@@ -304,6 +308,9 @@ class MatchWriter(StateSpaces):
         dtype, heads = np.dtype(output.dtype), self.layout.output
         free = {a for group in packed for a in group}
         leaves: list[Leaf] = term.of(Leaf)
+        if not leaves:
+            number = gs.Constant(self.name("number"), np.asarray(term.coefficient, dtype))
+            return self.add("Add", [output, number], dtype, shape=output.shape)
         summed = tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in free))
         if summed:
             inner = [f for f in leaves if f.axes & set(summed)]

@@ -40,6 +40,11 @@ SUMS = {"MatMul", "Einsum", "CumSum", "Scan"}
 """Operators that sum over tokens."""
 
 
+ADDS_OWN = {"MatMul", "Einsum", "ReduceSum", "Scan"}
+"""Operators whose result may be attention plus a product of single tokens, of which none is alone.
+"""
+
+
 FIXED = "stays where the number of its steps is no constant up to 128"
 
 
@@ -151,7 +156,7 @@ class Search(Rewriter):
                 if form is None:
                     continue
                 mapped = None
-                form, beside = without_beside(form) if node.op == "Scan" else (form, ())
+                form, beside = without_beside(form) if node.op in ADDS_OWN else (form, ())
                 form = with_factors(self.evaluator, form)
                 try:
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)

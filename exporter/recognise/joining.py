@@ -37,7 +37,7 @@ def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
         return [Term(total, a.factors)] if total else []
     # A sum does not depend on the order of its terms, so each rule is tried both ways.
     for x, y in ((a, b), (b, a)):
-        for rule in (_without, _diagonal, _blocks, _positions):
+        for rule in (_without, _diagonal, _own, _blocks, _positions):
             joined = rule(x, y, free)
             if joined is not None:
                 return [joined]
@@ -80,6 +80,22 @@ def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
             # [s <= t] and [s < t] = [s <= t - 1] differ in that entry only.
             moved = replace(order, offset=order.offset + sign)
             return Term(a.coefficient, (*others, moved))
+    return None
+
+
+def _own(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
+    """sum_s [s <= t] X_s - sum_s [s < t] X_s = X_t."""
+    if not math.isclose(a.coefficient, -b.coefficient):
+        return None
+    for order in a.of(PositionOrder):
+        bound = not free & set(order.column) and len(order.row) == len(order.column)
+        if order.offset or not bound or set(order.row) & set(order.column):
+            continue
+        others = tuple(f for f in a.factors if f is not order)
+        earlier = Term(1.0, (*others, replace(order, offset=-1)))
+        if equal_up_to_names(earlier, b, free):
+            at_row = {s: (t,) for s, t in zip(order.column, order.row, strict=True)}
+            return without_inverses(Term(a.coefficient, others).rename(at_row))
     return None
 
 

@@ -251,8 +251,8 @@ def _different(terms: tuple[Term, ...]) -> str:
     own = next((f.tensor.name for t in terms for f in t.of(Leaf) if _is_of_pairs(f, terms)), "")
     if own and len(masks) > 1:
         return (
-            f"{own} weighs pairs of tokens of its own beside the mask, such as a token with itself "
-            "(eye): add the product of what is weighed so beside the sum over earlier tokens"
+            f"{own} weighs pairs of tokens of its own beside the mask, such as those of one "
+            "distance: add the product of what is weighed so beside the sum over earlier tokens"
         )
     if not _is_number(plain, terms):
         return f"{len(terms)} different products are added to each other"

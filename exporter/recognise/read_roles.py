@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
-from linexport.recognise.decay import plain_exps
+from linexport.recognise.decay import plain_exps, without_step
 from linexport.recognise.fixed_queries import read_fixed_queries, read_turning_queries
 from linexport.recognise.initial import with_initial, without_initial
 from linexport.recognise.maximum import without_maximum
@@ -48,6 +48,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     below = read_denominator(over[0]) if len(over) == 1 else None
     if below is not None:
         product, below = of_keys_alone(product, below)
+    product, lags = (product, False) if over else without_step(product)
     product = plain_exps(product, form.axes)
     roles = assign_roles(product, form)
     # A product with a stored tensor is a projection, not a query times a key.
@@ -59,7 +60,13 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         roles = read_fixed_queries(product, form, is_weight)
     if roles is None or len(over) > 1:
         return None
-    roles = replace(roles, post=term.coefficient, post_counts=counts, stabilized=stabilized)
+    roles = replace(
+        roles,
+        post=term.coefficient,
+        post_counts=counts,
+        stabilized=stabilized,
+        lags=lags,
+    )
     if over:
         if below is None:
             raise NotAttentionError("its denominator is not one sum over keys plus a number")

@@ -62,6 +62,7 @@ class Roles:
         scale, eps: as of the op; ``normalize`` as well.
         post: what the op's output is multiplied with, as a number and sizes.
         strict: a query meets the keys before it, without its own.
+        lags: keys, of tokens before the query, fade up to the token before it; at a constant rate.
         reverse: it meets those after it.
         stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
         from_zero: that maximum begins with 0, which fades as the keys do, see ``gates``.
@@ -90,6 +91,7 @@ class Roles:
     post: float = 1.0
     post_counts: tuple[Count, ...] = field(default=())
     strict: bool = False
+    lags: bool = False
     reverse: bool = False
     stabilized: bool = False
     from_zero: bool = False

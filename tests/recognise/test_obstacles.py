@@ -40,12 +40,12 @@ def triangle(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], x.shape[1]).tril()
 
 
-def own_weight_in_the_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def own_weight_of_a_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     length = v.shape[1]
     place = torch.arange(length)
     apart = (place[:, None] - place - 1)[..., None]
     earlier = torch.where(apart >= 0, torch.exp(-0.5 * apart.clamp(min=0)), 0.0)
-    weights = earlier + 1.4 * torch.eye(length)[..., None]
+    weights = earlier + 1.4 * (place[:, None] == place + 2).to(k.dtype)[..., None]
     return torch.einsum("tsd,bsd->btd", weights.expand(-1, -1, WIDTH), k * v)
 
 
@@ -170,7 +170,7 @@ CASES = {
     tree_scan: ("Pad", "tree scan"),
     segments: ("as segments between resets are", "torch.where(reset[:, t], 0, state)"),
     rwkv4: ("exponents", "of each query subtracted"),
-    own_weight_in_the_triangle: ("weighs pairs of tokens of its own", "(eye)"),
+    own_weight_of_a_distance: ("weighs pairs of tokens of its own", "of one distance"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
     bonus_of_the_token: ("weighs pairs of tokens of its own beside the mask", "(eye)"),
     epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),

@@ -18,12 +18,14 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.graph.dims import DIVIDED
+from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, fresh, regroup, size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import kernels, pieces, shifts
 from linexport.recognise.rules.padding import unpadded
+from linexport.recognise.rules.positions import same_position
 from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size, product
 from linexport.recognise.terms import (
@@ -61,6 +63,11 @@ def cast(e: Evaluator, node: gs.Node) -> Form | None:
     # The cast of a tensor is repeated where the fused nodes read it. That of a sum or a product is
     # left out: rounding in between is not part of the formula, and the proof compares the results.
     leaf, dtype = form.leaf, np.dtype(made)
+    same = producer(node.inputs[0], "Equal") if dtype.kind == "f" else None
+    positions = e.forms(same.inputs) if same else None
+    diagonal = same_position(*positions) if positions else None
+    if diagonal is not None:
+        return diagonal
     if leaf.function == IDENTITY and leaf.tensor.dtype == dtype:
         return form
     to = int(helper.np_dtype_to_tensor_dtype(dtype))

@@ -1,6 +1,7 @@
 """Comparisons of positions and of masks, as masks, and differences of running sums within bounds.
 
 t - s + c >= 0       is    [s <= t + c]
+1 where t = s        is    [s <= t] - [s <= t - 1]
 max(t - s, 0)        is    [s <= t] (t - s)
 max(G_s - G_t, 0)    is    [s <= t] (G_s - G_t),  where G never rises
 |t - s|              is    [s <= t] (t - s) + [s > t] (s - t)
@@ -76,6 +77,20 @@ def equal(a: Form, b: Form) -> Form | None:
             if y.scalar == 0:
                 return algebra.complement(replace(x, terms=(Term(1.0, orders[0].factors),)))
     return None
+
+
+def same_position(a: Form, b: Form) -> Form | None:
+    """Return [s <= t] - [s <= t - 1], which is 1 where t = s, of positions t and s."""
+    whole = position_order(a, b, 0)
+    if whole is None or len(whole.terms) != 1 or len(whole.terms[0].factors) != 1:
+        return None
+    (order,) = whole.terms[0].factors
+    if not isinstance(order, PositionOrder) or order.offset:
+        return None
+    if not len(order.row) == len(order.column) == 1 or order.row[0].size != order.column[0].size:
+        return None
+    earlier = replace(order, offset=-1)
+    return replace(whole, terms=(Term(1.0, (order,)), Term(-1.0, (earlier,))))
 
 
 def rectify(a: Form) -> Form | None:

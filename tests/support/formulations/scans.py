@@ -14,6 +14,9 @@ from tests.support.formulations.notation import (
     WIDTH,
     D,
     formulation,
+    heads_first,
+    merge,
+    phi,
     split,
 )
 
@@ -201,6 +204,34 @@ def wkv_of_rwkv4(q, k, v):
     own = torch.exp(0.3 + k)
     top = (weights * v[:, None]).sum(2) + own * v
     return torch.sigmoid(q) * top / (weights.sum(2) + own)
+
+
+@formulation(COLLECTED, nodes=2)
+def wkv_of_one_matrix(q, k, v):
+    """The same with the token's own weight on the diagonal, and channels that fade at once."""
+    rate, t = torch.linspace(-2, 5, WIDTH).exp(), torch.arange(q.shape[1])
+    apart = t[:, None] - t - 1
+    weights = torch.where((apart >= 0)[..., None], torch.exp(-rate * apart[..., None]), 0.0)
+    weights = weights + torch.eye(q.shape[1])[..., None] * torch.linspace(0.5, 2, WIDTH)
+    top, below = (torch.einsum("tsd,bsd->btd", weights, x) for x in (k.exp() * v, k.exp()))
+    return torch.sigmoid(q) * top / below
+
+
+@formulation(COLLECTED)
+def retention_beside_the_token_itself(q, k, v):
+    """Scores under a decay of earlier tokens, and those of a token with itself as they are."""
+    t = torch.arange(q.shape[1])
+    rate = torch.linspace(0.8, 0.99, HEADS)[:, None, None]
+    decays = rate ** (t[:, None] - t).clamp(min=0) * (t[:, None] > t) + torch.eye(q.shape[1])
+    scores = heads_first(q) @ heads_first(k).mT * decays
+    return merge(scores @ heads_first(v))
+
+
+@formulation(COLLECTED, nodes=2)
+def attention_beside_the_token_itself(q, k, v):
+    """Both sums of a quotient have it, the denominator as a number."""
+    scores = (phi(heads_first(q)) @ phi(heads_first(k)).mT).tril(-1) + torch.eye(q.shape[1])
+    return merge(scores @ heads_first(v) / scores.sum(-1, keepdim=True))
 
 
 @formulation(COLLECTED, nodes=2)
