@@ -150,15 +150,6 @@ def steps_of_while_loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return while_loop(lambda t, h, out: t < length, step, begun)[2]
 
 
-def bonus_of_the_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """RWKV-4 as a matrix: decays of channels, and a number of its own on the diagonal."""
-    t = torch.arange(v.shape[1])
-    since = (t[:, None] - t - 1)[..., None]
-    decay = torch.where(since >= 0, torch.exp(-since.clamp(min=0) * TABLE[0].exp()), 0.0)
-    weights = decay + torch.eye(v.shape[1])[..., None] * TABLE[1].exp()
-    return torch.einsum("tsc,bsc->btc", weights, k.exp() * v)
-
-
 CASES = {
     steps_of_while_loop: ("Loop", "not each in its turn", "x[:, i] while i < x.shape[1]"),
     stable_softmax: ("exp is taken of query times key: softmax attention",),
@@ -172,7 +163,6 @@ CASES = {
     rwkv4: ("exponents", "of each query subtracted"),
     own_weight_of_a_distance: ("weighs pairs of tokens of its own", "of one distance"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
-    bonus_of_the_token: ("weighs pairs of tokens of its own beside the mask", "(eye)"),
     epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),
     gated_experts: ("no operation was found that adds up tokens",),
     fourier: ("DFT", "Fourier"),
