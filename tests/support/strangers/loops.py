@@ -80,7 +80,7 @@ class StackOfCells(nn.Module):
         return torch.stack(ys).transpose(0, 1)
 
 
-@stranger("fused", unit=8)
+@stranger("streams", unit=8)
 class RetentionOfIteratedChunks(nn.Module):
     """RetNet by chunks, which the loop takes from tensors with the chunks in front."""
 
