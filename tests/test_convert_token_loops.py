@@ -76,23 +76,27 @@ class Recurrence(nn.Module):
         h = h * a.sigmoid() + b
         return h, h * c
 
-    def goes_on(self, i: Tensor, length: int) -> Tensor:
+    def goes_on(self, i: Tensor, h: Tensor, length: int) -> Tensor:
         return i < length
+
+    def taken(self, tokens: Tensor, i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h, row = self.step(i, h, self.read(tokens, i))
+        return i + 1, h, self.write(y, i, row)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, WIDTH)."""
-        tokens = self.project(x)
-
-        def body(i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            h, row = self.step(i, h, self.read(tokens, i))
-            return i + 1, h, self.write(y, i, row)
-
+        tokens, length = self.project(x), x.shape[1]
         begun = torch.tensor(self.begin), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
-        return self.out(while_loop(lambda i, h, y: self.goes_on(i, x.shape[1]), body, begun)[2])
+        found = while_loop(
+            lambda i, h, y: self.goes_on(i, h, length),
+            lambda i, h, y: self.taken(tokens, i, h, y),
+            begun,
+        )
+        return self.out(found[2])
 
 
 class UpToTheLast(Recurrence):
-    def goes_on(self, i: Tensor, length: int) -> Tensor:
+    def goes_on(self, i: Tensor, h: Tensor, length: int) -> Tensor:
         return i <= length - 1
 
 
@@ -140,44 +144,24 @@ class TokensFirst(Recurrence):
 class Reread(Recurrence):
     """A step reads a row that an earlier one wrote."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.project(x)
-
-        def body(i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            h, row = self.step(i, h, self.read(tokens, i))
-            return i + 1, h, self.write(y, i, row + self.read(y, i // 2))
-
-        begun = torch.tensor(0), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
-        return self.out(while_loop(lambda i, h, y: i < x.shape[1], body, begun)[2])
+    def taken(self, tokens: Tensor, i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h, row = self.step(i, h, self.read(tokens, i))
+        return i + 1, h, self.write(y, i, row + self.read(y, i // 2))
 
 
 class SumsRows(Recurrence):
     """A step reads what it has written."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.project(x)
-
-        def body(i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            h, row = self.step(i, h, self.read(tokens, i))
-            y = self.write(y, i, row)
-            return i + 1, h + y.sum(1), y
-
-        begun = torch.tensor(0), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
-        return self.out(while_loop(lambda i, h, y: i < x.shape[1], body, begun)[2])
+    def taken(self, tokens: Tensor, i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        i, h, y = super().taken(tokens, i, h, y)
+        return i, h + y.sum(1), y
 
 
 class UntilLarge(Recurrence):
     """Data decides how many tokens are taken."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.project(x)
-
-        def body(i: Tensor, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            h, row = self.step(i, h, self.read(tokens, i))
-            return i + 1, h, self.write(y, i, row)
-
-        begun = torch.tensor(0), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
-        return while_loop(lambda i, h, y: (i < x.shape[1]) & (h.sum() < 2), body, begun)[2]
+    def goes_on(self, i: Tensor, h: Tensor, length: int) -> Tensor:
+        return (i < length) & (h.sum() < 2)
 
 
 def loaded(module: nn.Module) -> LoadedModel:

@@ -43,6 +43,22 @@ def folded(tensor: gs.Tensor, opset: int) -> gs.Tensor:
     return tensor if values is None else values[place]
 
 
+def name_apart(nodes: Sequence[gs.Node], outside: gs.Graph, name: str) -> None:
+    """Give nodes that leave a body names that are theirs alone in the graph they go to.
+
+    Args:
+        nodes: of the body.
+        outside: the graph, whose own values keep their names.
+        name: begins the names of the nodes, and of the values that are not the graph's.
+    """
+    outer = {id(tensor) for tensor in outside.tensors().values()}
+    read = (t for node in nodes for t in (*node.inputs, *node.outputs) if not t.is_empty())
+    for tensor in {id(t): t for t in read if id(t) not in outer}.values():
+        tensor.name = f"{name}/{tensor.name}"
+    for node in nodes:
+        node.name = f"{name}/{node.name}"
+
+
 def disconnect(nodes: Sequence[gs.Node]) -> None:
     """Take nodes that are in no graph from the consumers of what they read."""
     for node in nodes:

@@ -16,6 +16,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.graph.operators import SIZES_ONLY
+
 END = np.iinfo(np.int64).max
 """The end of an axis as exporters write it."""
 
@@ -64,6 +66,21 @@ def nodes_behind(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
                 found[id(node)] = node
                 pending += node.inputs
     return list(found.values())
+
+
+def is_of_weights(tensor: gs.Tensor) -> bool:
+    """Return whether a tensor depends on no input of the graph but by its sizes."""
+    seen, pending = set[int](), [tensor]
+    while pending:
+        for node in pending.pop().inputs or [None]:
+            if node is None:
+                return False
+            if id(node) not in seen and node.op not in SIZES_ONLY:
+                seen.add(id(node))
+                pending += [
+                    t for t in node.inputs if not isinstance(t, gs.Constant) and not t.is_empty()
+                ]
+    return True
 
 
 def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:

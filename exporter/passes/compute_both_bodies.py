@@ -13,6 +13,7 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.copies import name_apart
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.recognise.branches import BRANCHES, why_kept
 from linexport.recognise.evaluate import Evaluator
@@ -45,14 +46,9 @@ def _bodies(graph: gs.Graph, node: gs.Node) -> tuple[gs.Graph, gs.Graph] | None:
 
 def _compute_both(graph: gs.Graph, node: gs.Node, bodies: tuple[gs.Graph, gs.Graph]) -> None:
     """Move the nodes of both bodies, whose values have names that are theirs alone there."""
-    outer = {id(t) for t in graph.tensors().values()}
     for name, body in zip(BRANCHES, bodies, strict=True):
-        own = {id(t): t for n in body.nodes for t in (*n.inputs, *n.outputs) if not t.is_empty()}
-        for tensor in (t for i, t in own.items() if i not in outer):
-            tensor.name = f"{node.name}/{name}/{tensor.name}"
-        for inner in body.nodes:
-            inner.name = f"{node.name}/{name}/{inner.name}"
-        graph.nodes += body.nodes
+        name_apart(body.nodes, graph, f"{node.name}/{name}")
+    graph.nodes += [inner for body in bodies for inner in body.nodes]
     condition, outputs = node.inputs[0], list(node.outputs)
     node.inputs.clear()
     node.outputs.clear()

@@ -17,6 +17,7 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.copies import name_apart
 from linexport.graph.edit import END, index_of
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.shapes import completed_shapes
@@ -53,7 +54,9 @@ def _match(graph: gs.Graph, node: gs.Node) -> TokenLoop | None:
 def _write(graph: gs.Graph, loop: gs.Node, found: TokenLoop) -> None:
     place = index_of(graph, loop)
     writer = _Writer(found, loop.name or loop.outputs[0].name)
-    _take_out(graph, found, writer.name)
+    taken = {id(node) for node in found.invariant}
+    found.body.nodes = [node for node in found.body.nodes if id(node) not in taken]
+    name_apart(found.invariant, graph, writer.name)
     scan = writer.write()
     graph.nodes[place : place + 1] = [
         *found.invariant,
@@ -61,20 +64,6 @@ def _write(graph: gs.Graph, loop: gs.Node, found: TokenLoop) -> None:
         scan,
         *writer.behind.nodes,
     ]
-
-
-def _take_out(graph: gs.Graph, found: TokenLoop, name: str) -> None:
-    """Take what is the same in every step out of the body, under names of its own."""
-    taken = {id(node) for node in found.invariant}
-    found.body.nodes = [node for node in found.body.nodes if id(node) not in taken]
-    outside = graph.tensors()
-    for node in found.invariant:
-        node.name = f"{name}/{node.name}"
-        for place, tensor in enumerate(node.inputs):
-            if isinstance(tensor, gs.Constant) and outside.get(tensor.name, tensor) is not tensor:
-                node.inputs[place] = gs.Constant(f"{name}/{tensor.name}", tensor.values)
-        for output in node.outputs:
-            output.name = f"{name}/{output.name}"
 
 
 class _Writer:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import nodes_behind, original_of
+from linexport.graph.edit import is_of_weights, original_of
 from linexport.graph.operators import SIZES_ONLY
 from linexport.passes.apply_loop_bodies import MOST_STEPS
 from linexport.passes.contract import NoMatchError
 from linexport.passes.row_writes import RowWrite, written_row
+from linexport.passes.simplify import NOT_A_FUNCTION
 from linexport.passes.step_numbers import StepNumbers
 from linexport.recognise.region import reads
 from linexport.recognise.sizes import parse
@@ -90,8 +91,7 @@ class TokenLoop:
         if node.op in SIZES_ONLY and self.place_of(node.inputs[0]) in self.writes:
             return True
         bodies = any(isinstance(a, gs.Graph) for a in node.attrs.values())
-        drawn = "Random" in node.op or node.op in ("Bernoulli", "Multinomial")
-        if bodies or drawn or any(t.name in self._varies for t in node.inputs):
+        if bodies or node.op in NOT_A_FUNCTION or any(t.name in self._varies for t in node.inputs):
             self._varies |= {o.name for o in node.outputs}
             return False
         return True
@@ -149,7 +149,7 @@ def token_loop(node: gs.Node, known: Values) -> TokenLoop | None:
     steps = None if found.length is None else found.length.known
     if steps is not None and steps <= MOST_STEPS:
         raise NoMatchError(f"it runs {steps} times, as often as there are layers")
-    tokens = [read for read in found.reads if _is_computed(read.data)]
+    tokens = [read for read in found.reads if not is_of_weights(read.data)]
     if not tokens:
         raise NoMatchError("its steps take no token of what is computed before it")
     # A Scan of ONNX Runtime takes one step at least.
@@ -163,10 +163,3 @@ def token_loop(node: gs.Node, known: Values) -> TokenLoop | None:
     if any(n.outputs[0] is not found.body.outputs[0] for n in found.body.inputs[1].outputs):
         raise NoMatchError("its steps read whether they run")
     return found
-
-
-def _is_computed(tensor: gs.Tensor) -> bool:
-    """Return whether a tensor is no weight: an input of the graph, or computed of one."""
-    read = (t for node in nodes_behind([tensor]) for t in (*node.inputs, *node.outputs))
-    given = (t for t in (tensor, *read) if isinstance(t, gs.Variable) and not t.is_empty())
-    return any(not t.inputs for t in given)

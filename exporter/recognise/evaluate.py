@@ -166,12 +166,6 @@ class Evaluator:
         value = self.values.numbers(node.inputs[position])
         return None if value is None else [int(n) for n in np.atleast_1d(value)]
 
-    def stated(self, tensor: gs.Tensor) -> list[Size] | None:
-        """The sizes the graph states for a tensor, if it states all of them."""
-        if tensor.shape is None or not all(d or d == 0 for d in tensor.shape):
-            return None
-        return [parse(d) for d in tensor.shape]
-
     def is_weight(self, tensor: gs.Tensor) -> bool:
         """Return whether a tensor is stored in the model, or made of stored ones alone."""
         if isinstance(tensor, gs.Constant) or tensor.name in self._weights:

@@ -43,7 +43,7 @@ class Values:
     @classmethod
     def of_graph(cls, graph: gs.Graph) -> Values:
         """Return what is known of a graph whose tensors have their shapes."""
-        known = cls(_stated_sizes)
+        known = cls(stated_sizes)
         for node in graph.nodes:
             known.visit(node)
         return known
@@ -124,7 +124,8 @@ class Values:
         return _evaluate(node, inputs)
 
 
-def _stated_sizes(tensor: gs.Tensor) -> list[Size] | None:
+def stated_sizes(tensor: gs.Tensor) -> list[Size] | None:
+    """Return the sizes the graph states for a tensor, if it states all of them."""
     whole = tensor.shape is not None and all(size not in (None, "") for size in tensor.shape)
     return [parse(size) for size in tensor.shape] if whole else None
 

@@ -38,7 +38,7 @@ from linexport.recognise.terms import (
     PositionOrder,
     Term,
 )
-from linexport.recognise.values import numpy_type
+from linexport.recognise.values import numpy_type, stated_sizes
 
 END = 2**31 - 1
 """Slices to here or further go to the end."""
@@ -138,7 +138,7 @@ def reshape(e: Evaluator, node: gs.Node) -> Form | None:
         target: list[Size] | None = [product(sizes[:axis]), product(sizes[axis:])]
     else:
         # Where the computation of the shape is not followed: the sizes that the graph states.
-        target = _target(e, node, sizes) or e.stated(node.outputs[0])
+        target = _target(e, node, sizes) or stated_sizes(node.outputs[0])
     grouped = None if target is None else regroup(form.dims, target)
     if grouped is None:
         return None
@@ -164,7 +164,7 @@ def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None
     if target.count(None) == 1:
         place, made = target.index(None), node.outputs[0]
         rest = product(sizes).divided(product([s for s in target if s is not None]))
-        stated = e.stated(made) or [Size(1, (f"{made.name}[-1]",))] * len(target)
+        stated = stated_sizes(made) or [Size(1, (f"{made.name}[-1]",))] * len(target)
         target[place] = rest or stated[place]
     return None if None in target else [s for s in target if s is not None]
 
@@ -176,7 +176,7 @@ def expand(e: Evaluator, node: gs.Node) -> Form | None:
     if form is None:
         return None
     if shape is None:
-        stated = e.stated(node.outputs[0])
+        stated = stated_sizes(node.outputs[0])
         target = None if stated is None else tuple(fresh(s) for s in stated)
     else:
         sizes = [n if isinstance(n, Size) else Size(int(n)) for n in shape]

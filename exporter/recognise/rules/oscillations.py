@@ -18,8 +18,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.edit import is_of_weights, producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.evaluate import RULES, Evaluator
@@ -37,7 +36,7 @@ def kernel_form(e: Evaluator, tensor: gs.Tensor, form: Form) -> Form:
         tensor: the kernel, or anything else, whose form is then what it was.
         form: as the evaluator has it.
     """
-    if not _is_of_weights(tensor):
+    if not is_of_weights(tensor):
         return form
     return _followed(e, tensor, {}) or form
 
@@ -62,21 +61,6 @@ def _turns_between(term: Term) -> bool:
     orders = term.of(PositionOrder)
     turns = [f for f in term.of(Nested) if f.kind in TURNS]
     return len(orders) == len(turns) == 1 and orders[0].axes <= turns[0].axes
-
-
-def _is_of_weights(tensor: gs.Tensor) -> bool:
-    """Return whether a tensor depends on no input of the graph but by its sizes."""
-    seen, pending = set[int](), [tensor]
-    while pending:
-        for node in pending.pop().inputs or [None]:
-            if node is None:
-                return False
-            if id(node) not in seen and node.op not in SIZES_ONLY:
-                seen.add(id(node))
-                pending += [
-                    t for t in node.inputs if not isinstance(t, gs.Constant) and not t.is_empty()
-                ]
-    return True
 
 
 def _followed(e: Evaluator, tensor: gs.Tensor, known: dict[str, Form | None]) -> Form | None:
