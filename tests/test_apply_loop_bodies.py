@@ -19,7 +19,8 @@ import linexport
 from linexport import passes
 from linexport.graph.walk import all_graphs, subgraphs
 from linexport.loaders.factory import load_module
-from linexport.trace import trace
+from linexport.loaders.onnx_file import load_onnx_file
+from linexport.trace import plain_export, trace
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,6 +103,15 @@ def test_layers_in_a_loop_stream(
     assert manifest.fused["LinearAttention"] == count
     assert not any("fails" in warning for warning in manifest.warnings)
     check_independently(tmp_path / "a", twin().eval(), 16, lengths=(1, 7, 130))
+
+
+def test_nodes_of_bodies_count(tmp_path: Path) -> None:
+    """In what is exported as in what the artifact has."""
+    path, nodes = plain_export(loaded(While), tmp_path)
+    graph = onnx.load(path).graph
+    assert bodies(graph) and nodes == sum(len(g.node) for g in (graph, *bodies(graph)))
+    file = load_onnx_file(path, seed=0).graph
+    assert file is not None and file.nodes == nodes
 
 
 def test_a_loop_of_a_file_is_the_same(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def _take_weights(model: ir.Model) -> Weights:
 def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """Write what ``torch.onnx.export`` gives with its own optimiser; returns the number of nodes.
 
-    linexport operators are replaced by the PyTorch code they stand for. The model is written to
-    ``path``, with its weights beside it.
+    Those of bodies count as well. linexport operators are replaced by the PyTorch code they stand
+    for. The model is written to ``path``, with its weights beside it.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -167,7 +167,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     assert exported is not None
     # Weights in the same file would be in memory three times over while it is written.
     exported.save(str(path), external_data=True)
-    return len(exported.model.graph)
+    return sum(1 for _ in ir.traversal.RecursiveGraphIterator(exported.model.graph))
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:

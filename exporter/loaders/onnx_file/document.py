@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, checker
 
 from linexport.errors import UnsupportedModelError
-from linexport.graph.walk import all_nodes
+from linexport.graph.walk import all_nodes, count_nodes
 from linexport.loaders.files import first_line, refuse, unreadable
 from linexport.loaders.onnx_file.structure import check_structure
 
@@ -41,7 +41,7 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def counts(model: onnx.ModelProto) -> tuple[int, int]:
-    """Nodes of the graph, and floating-point values of its initializers."""
+    """Nodes of the graph and its bodies, and floating-point values of its initializers."""
     floating = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
     total = 0
     for tensor in model.graph.initializer:
@@ -50,7 +50,7 @@ def counts(model: onnx.ModelProto) -> tuple[int, int]:
             for dim in tensor.dims:
                 size *= dim
             total += size
-    return len(model.graph.node), total
+    return count_nodes(model.graph), total
 
 
 def custom_operators(model: onnx.ModelProto) -> tuple[str, ...]:
