@@ -7,8 +7,9 @@
 
 Needs no GPU. Cases are nodes of every op and rule whose kernels differ, with heads of ``width``
 behind the feature map. Prints the rows that fail and a summary a compute capability; all rows go
-into the JSON, with the blocks that a multiprocessor holds and asynchronous copies. Exit code 0: all
-pass; 6: some do not.
+into the JSON, with the blocks that a multiprocessor holds, asynchronous copies, and the warps and
+stages that were planned, which those that would spill do not have. Exit code 0: all pass; 6: some
+do not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from linexport.errors import BuildError, LinexportError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect, occupancy
+from linexport.plugins.kernels.fit import fitting
+from linexport.plugins.kernels.gate import LARGEST_SHARED, disassemble, failures, occupancy
 from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
@@ -187,15 +189,18 @@ def rows(
     plans = {case: plan_launches(node, dtype, sm, precision) for case, node in cases.items()}
     if layered:
         plans[LAYER] = attention_layer.plan(layer, dtype, sm, precision)
+    chosen = fitting([kernel for plan in plans.values() for kernel in plan.kernels()], sm)
+    planned = {one.name: kernel for kernel, one in chosen.items()}
     for case, plan in plans.items():
-        resident |= {kernel.name: plan.resident for kernel in plan.over_segments()}
-        for kernel in plan.kernels():
+        fitted = plan.with_kernels(chosen)
+        resident |= {kernel.name: fitted.resident for kernel in fitted.over_segments()}
+        for kernel in fitted.kernels():
             kernels[kernel.name] = kernel
             first.setdefault(kernel.name, case)
     binaries = compile_kernels(kernels.values(), sm)
     for name, kernel in kernels.items():
         binary, tile = binaries[name], dict(kernel.constants)
-        found = inspect(binary)
+        found = disassemble(binary)
         yield {
             "sm": sm,
             "width": width,
@@ -205,8 +210,11 @@ def rows(
             "tile": {n: tile[n] for n in ("CHUNK", "BLOCK_K", "BLOCK_V") if n in tile},
             "warps": kernel.warps,
             "stages": kernel.stages,
+            "planned": [planned[name].warps, planned[name].stages],
+            "registers": binary.registers,
+            "spilled": binary.spilled,
             "shared": binary.shared,
-            "occupancy": occupancy(binary, found),
+            "occupancy": occupancy(binary),
             "resident": resident.get(name, 1),
             **asdict(found),
             "failures": failures(kernel, binary, found, resident.get(name, 1)),
@@ -224,8 +232,8 @@ def line(row: dict[str, Any]) -> str:
 
 SUMMARY = """\
 | capability | kernels | failing | bytes spilled | registers, most | shared, most | allowed | with \
-asynchronous copies |
-|---|---|---|---|---|---|---|---|"""
+asynchronous copies | not as planned |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def summary(sm: int, found: list[dict[str, Any]]) -> str:
@@ -238,6 +246,7 @@ def summary(sm: int, found: list[dict[str, Any]]) -> str:
         max(row["shared"] for row in found),
         LARGEST_SHARED[sm],
         sum(row["copies"] > 0 for row in found),
+        sum(row["planned"] != [row["warps"], row["stages"]] for row in found),
     )
     return f"| {sm / 10:.1f} | {' | '.join(f'{n:,}' for n in numbers)} |"
 

@@ -85,9 +85,13 @@ def main() -> int:
         list(pool.map(lambda some: compiled(some, given.sm), batches))
     with begun(given.file) as pack:
         for number, (case, variant) in enumerate(pairs):
+            tiles_of = planned(case, variant, given.sm)
             try:
-                made = described(case, {given.sm: planned(case, variant, given.sm)})
+                made = described(case, {given.sm: tiles_of})
             except LinexportError:
+                continue
+            if made.plans[given.sm] != tiles_of:
+                print(f"Spills, left out: {case.name} {variant}", flush=True)
                 continue
             content = {"case": case.name, "variant": variant, "node": made.attributes()}
             pack.writestr(f"{VARIANTS}/{number:04}.json", json.dumps(content))

@@ -73,11 +73,6 @@ def toolchain(sm: int) -> Toolchain:
     return Toolchain(*ASSEMBLERS[13 if sm >= 100 else 12])
 
 
-def assembled_as(sm: int) -> str:
-    """Return the assembler's name of a compute capability: from 9.0 on, its own features too."""
-    return f"sm_{sm}{'a' if sm >= 90 else ''}"
-
-
 def capability_of(gpu: str) -> int:
     """Return the compute capability of a GPU, given as a number such as 89, or by name.
 

@@ -38,6 +38,9 @@ class CompiledKernel:
         warps: 32 threads each, in a block.
         cubin: machine code.
         ptx: what the cubin was assembled from.
+        registers: of a thread.
+        spilled: bytes stored and loaded because registers ran out.
+        serialised: warnings of ptxas that wgmma instructions wait for each other.
     """
 
     kernel: str
@@ -47,6 +50,9 @@ class CompiledKernel:
     warps: int
     cubin: bytes
     ptx: str
+    registers: int
+    spilled: int
+    serialised: tuple[str, ...]
 
 
 def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, CompiledKernel]:
@@ -103,11 +109,14 @@ def _compile(kernels: Sequence[Kernel], sm: int, folder: Path) -> None:
             input=json.dumps(request),
             capture_output=True,
             text=True,
-            # Lines would put this machine's paths into binaries, and double their size.
+            # Lines would put this machine's paths into binaries, and double their size. The log
+            # of the assembler is there of what is compiled, not of what a cache has.
             env={
                 **environment,
                 "TRITON_CACHE_DIR": str(Path(place) / "triton"),
                 "TRITON_DISABLE_LINE_INFO": "1",
+                "TRITON_DUMP_PTXAS_LOG": "1",
+                "TRITON_ALWAYS_COMPILE": "1",
             },
         )
         if done.returncode:
@@ -130,4 +139,7 @@ def _read(folder: Path, name: str, sm: int) -> CompiledKernel:
         about["warps"],
         (folder / f"{name}.cubin").read_bytes(),
         (folder / f"{name}.ptx").read_text(),
+        about["registers"],
+        about["spilled"],
+        tuple(about["serialised"]),
     )

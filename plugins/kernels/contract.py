@@ -17,6 +17,7 @@ from linexport.plugins.kernels.description import (
     TensorDescription,
     compatible,
 )
+from linexport.plugins.kernels.fit import fit
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
@@ -100,14 +101,14 @@ def described(
     outputs: Sequence[TensorDescription],
     plans: Mapping[int, LaunchPlan],
 ) -> Description:
-    """Describe the plugin of a node with these tensors and plans; compiles its kernels.
+    """Describe the plugin of a node with these tensors and plans, whose kernels are made to fit.
 
     Raises:
-        EnvironmentProblemError: kernels cannot be compiled here.
-        BuildError: one does not compile.
+        EnvironmentProblemError, BuildError: see ``fit``.
     """
-    binaries = {sm: _binaries(p, sm) for sm, p in plans.items()}
-    return Description(op_type, tuple(inputs), tuple(outputs), plans, binaries)
+    fitted = {sm: fit(plan, sm) for sm, plan in plans.items()}
+    binaries = {sm: _binaries(plan, sm) for sm, plan in fitted.items()}
+    return Description(op_type, tuple(inputs), tuple(outputs), fitted, binaries)
 
 
 def tensors(

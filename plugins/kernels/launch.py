@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -188,6 +188,25 @@ class LaunchPlan:
         """Every kernel of the plan, once."""
         routes = [route for route in (self.single, self.segmented, self.decode) if route]
         return list(dict.fromkeys(launch.kernel for r in routes for launch in r.launches))
+
+    def with_kernels(self, chosen: Mapping[Kernel, Kernel]) -> LaunchPlan:
+        """Return the plan with other kernels, which differ in warps and stages alone."""
+
+        def exchanged(route: Route) -> Route:
+            launches = (replace(x, kernel=chosen[x.kernel]) for x in route.launches)
+            return replace(route, launches=tuple(launches))
+
+        held = (
+            max(self.resident * one.warps // max(one.warps, chosen[one].warps), 1)
+            for one in self.over_segments()
+        )
+        return replace(
+            self,
+            single=exchanged(self.single),
+            segmented=self.segmented and exchanged(self.segmented),
+            decode=self.decode and exchanged(self.decode),
+            resident=min(held, default=self.resident),
+        )
 
     def scratch_bytes(self, batch: int, length: int, multiprocessors: int) -> int:
         """Scratch of the route taken, each buffer rounded up to 256 bytes."""

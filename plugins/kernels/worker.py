@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from linexport.plugins.kernels.sources import function, in_tuples, parameters, p
 
 ALIGNMENT = [["tt.divisibility", 16]]
 """Alignment of pointers: without this promise no load is wider than one element."""
+
+SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
+"""Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
 
 
 def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: str) -> None:
@@ -30,22 +36,33 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
     where = places(kernel)
     values = {where[name]: value for name, value in constants.items()}
     aligned = {where[name]: ALIGNMENT for name, argument in passed.items() if argument.is_pointer}
-    made = triton.compile(
-        ASTSource(target, signature=signature, constexprs=values, attrs=aligned),
-        target=GPUTarget("cuda", sm, 32),
-        options={
-            "num_warps": kernel.warps,
-            "num_stages": kernel.stages,
-            "ptx_version": ptx_version,
-        },
-    )
+    said = io.StringIO()
+    with redirect_stdout(said):
+        made = triton.compile(
+            ASTSource(target, signature=signature, constexprs=values, attrs=aligned),
+            target=GPUTarget("cuda", sm, 32),
+            options={
+                "num_warps": kernel.warps,
+                "num_stages": kernel.stages,
+                "ptx_version": ptx_version,
+            },
+        )
     about = made.metadata
     if about.global_scratch_size or about.profile_scratch_size:
         raise RuntimeError(f"{kernel.function} needs scratch memory, which no launcher gives it")
     (folder / f"{name}.cubin").write_bytes(made.asm["cubin"])
     (folder / f"{name}.ptx").write_text(made.asm["ptx"])
     launch = {"entry": about.name, "shared": about.shared, "warps": about.num_warps}
-    (folder / f"{name}.json").write_text(json.dumps(launch))
+    (folder / f"{name}.json").write_text(json.dumps(launch | assembled(said.getvalue())))
+
+
+def assembled(log: str) -> dict[str, Any]:
+    """Read ptxas's log: registers of a thread, bytes spilled, and warnings of SERIALISED."""
+    return {
+        "registers": int(re.findall(r"Used (\d+) registers", log)[0]),
+        "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
+        "serialised": [code for code in SERIALISED if code in log],
+    }
 
 
 def main(request: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.description import Binary, Description
+from linexport.plugins.kernels.fit import fit
 from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.op import Node, Op
@@ -52,7 +53,7 @@ def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Descr
     first = node.inputs[0]
     length = node.shapes[first][op.token_axis[first]]
     plans = {
-        sm: single(plan_launches(node, dtype, sm), length == 1, node.op_type)
+        sm: fit(single(plan_launches(node, dtype, sm), length == 1, node.op_type), sm)
         for sm in contract.architectures(sms)
     }
     inputs, outputs = contract.tensors(op, node, dtype)

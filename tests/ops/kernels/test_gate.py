@@ -22,9 +22,9 @@ from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
 from linexport.plugins.kernels.gate import (
     LARGEST_SHARED,
-    BinaryFindings,
+    Instructions,
+    disassemble,
     failures,
-    inspect,
     occupancy,
 )
 from linexport.plugins.kernels.launch import Argument, Kernel
@@ -112,19 +112,20 @@ def test_blocks_of_a_multiprocessor(
     sm: int, warps: int, registers: int, shared: int, blocks: int
 ) -> None:
     """By NVIDIA's tables: 64 Ki registers; 228, 100 and 164 KiB of shared memory, one a block's."""
-    binary = CompiledKernel("", sm, "f", shared, warps, b"", "")
-    assert occupancy(binary, BinaryFindings(registers, 0, (), {})) == blocks
+    binary = CompiledKernel("", sm, "f", shared, warps, b"", "", registers, 0, ())
+    assert occupancy(binary) == blocks
 
 
 def test_the_gate_names_what_is_wrong() -> None:
     kernel = plan_launches(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
-    binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
-    right = BinaryFindings(255, 0, (), {"HGMMA": 2}, copies=1)
+    binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "", 255, 0, ())
+    right = Instructions({"HGMMA": 2}, copies=1)
     assert kernel.stages > 1
     assert failures(kernel, binary, right) == []
     assert failures(kernel, binary, right, 2) == ["1 blocks a multiprocessor, 2 planned"]
-    wrong = BinaryFindings(255, 8, ("C7510",), {})
-    assert failures(kernel, replace(binary, shared=LARGEST_SHARED[90] + 1), wrong) == [
+    large = LARGEST_SHARED[90] + 1
+    wrong = replace(binary, shared=large, spilled=8, serialised=("C7510",))
+    assert failures(kernel, wrong, Instructions({}, copies=0)) == [
         "8 bytes spilled",
         "wgmma serialised (C7510)",
         "232449 bytes of shared memory, 232448 allowed",
@@ -143,7 +144,7 @@ def test_stages_need_asynchronous_copies(tool: ModuleType) -> None:
     mutant = replace(scan, stages=2)
     binaries = compile_kernels([output, mutant], 80)
     wrong = {
-        kernel: failures(kernel, binaries[kernel.name], inspect(binaries[kernel.name]))
+        kernel: failures(kernel, binaries[kernel.name], disassemble(binaries[kernel.name]))
         for kernel in (output, mutant)
     }
     assert output.stages == 2

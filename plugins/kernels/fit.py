@@ -1,0 +1,106 @@
+"""Kernels as they fit a multiprocessor: with other warps or stages where registers would run out.
+
+Tiles are chosen for the widths that heads mostly have. At another width, or on another compute
+capability, the same tile may take a few registers more than there are. A block of twice the warps
+has twice the registers for the same tile, and one without loads ahead of its loop needs fewer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from linexport.errors import BuildError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
+from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
+from linexport.plugins.kernels.launch import Kernel, LaunchPlan
+
+log = logging.getLogger(__name__)
+
+MOST_WARPS, MOST_STAGES = 16, 3
+
+READ_ONLY = (
+    *("linear.segment_output", "bidirectional.segment_output"),
+    *("segments.segment_state", "transitions.segment_transition"),
+)
+"""Functions whose loops may load ahead: they read nothing that they write, unless in parts."""
+
+
+def fit(plan: LaunchPlan, sm: int) -> LaunchPlan:
+    """Return the plan with kernels that fit; compiles them.
+
+    Raises:
+        BuildError: a kernel does not compile, or needs more shared memory than a block may have.
+        EnvironmentProblemError: Triton is not installed.
+    """
+    return plan.with_kernels(fitting(plan.kernels(), sm))
+
+
+def fitting(kernels: Iterable[Kernel], sm: int) -> dict[Kernel, Kernel]:
+    """Return what to launch in place of each kernel: itself, or its first variant that fits.
+
+    Where none does it is the one that spills least, which is right and slower.
+
+    Raises:
+        BuildError, EnvironmentProblemError: see ``fit``.
+    """
+    found = {kernel: [(kernel, binary)] for kernel, binary in _compiled(kernels, sm)}
+    waiting = {kernel: variants(kernel) for kernel, [(_, own)] in found.items() if excess(own)}
+    while waiting:
+        tries = {kernel: one for kernel, left in waiting.items() if (one := next(left, None))}
+        made = dict(_compiled(tries.values(), sm))
+        for kernel, one in tries.items():
+            found[kernel].append((one, made[one]))
+        waiting = {k: waiting[k] for k, one in tries.items() if excess(made[one])}
+    return {kernel: _least(kernel, tried) for kernel, tried in found.items()}
+
+
+def excess(binary: CompiledKernel) -> int:
+    """Return how much a kernel needs that there is not: bytes spilled, of shared memory a lot."""
+    over = max(binary.shared - ARCHITECTURES[binary.sm].shared, 0)
+    return 2**20 * over + binary.spilled + len(binary.serialised)
+
+
+def variants(kernel: Kernel) -> Iterator[Kernel]:
+    """Yield the kernel with fewer stages, with other warps, and with more stages where it may."""
+    for stages in range(kernel.stages - 1, 0, -1):
+        yield replace(kernel, stages=stages)
+    for warps in (2 * kernel.warps, kernel.warps // 2, 4 * kernel.warps):
+        if 1 <= warps <= MOST_WARPS:
+            yield replace(kernel, warps=warps)
+    for stages in range(kernel.stages + 1, MOST_STAGES + 1):
+        if _loads_ahead(kernel):
+            yield replace(kernel, stages=stages)
+
+
+def _loads_ahead(kernel: Kernel) -> bool:
+    """Return whether loads may move ahead of the loop's turn: not past stores of what they load."""
+    constants = dict(kernel.constants)
+    whole = "BLOCK_K" in constants and constants["BLOCK_K"] >= constants["D_K"]  # type: ignore
+    return kernel.function in READ_ONLY and (whole or kernel.function.endswith("segment_state"))
+
+
+def _least(kernel: Kernel, tried: list[tuple[Kernel, CompiledKernel]]) -> Kernel:
+    chosen, binary = min(tried, key=lambda one: excess(one[1]))
+    capability, largest = f"{binary.sm / 10:.1f}", ARCHITECTURES[binary.sm].shared
+    if binary.shared > largest:
+        raise BuildError(
+            f"{kernel.function} needs {binary.shared:,} bytes of shared memory, and a block of "
+            f"compute capability {capability} may have {largest:,}. --no-plugins builds the node "
+            "of standard operators."
+        )
+    if excess(binary):
+        log.warning(
+            "%s keeps %d bytes of registers in memory on compute capability %s: it is slow there.",
+            kernel.function,
+            binary.spilled,
+            capability,
+        )
+    return chosen
+
+
+def _compiled(kernels: Iterable[Kernel], sm: int) -> list[tuple[Kernel, CompiledKernel]]:
+    wanted = list(dict.fromkeys(kernels))
+    made = compile_kernels(wanted, sm)
+    return [(kernel, made[kernel.name]) for kernel in wanted]
