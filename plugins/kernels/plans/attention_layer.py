@@ -104,12 +104,12 @@ class _LayerPlanner(Planner):
         return Launch(kernel, (Extent(parts, ("batch", "chunks")), Extent(heads), Extent(1)))
 
     def _step(self) -> Launch:
-        # 4 warps spill in float32; on 10.0 and 10.3 it is 8 that do.
-        wide = self.type == "fp32" and self.sm not in (100, 103)
-        tile = replace(self.step, warps=8) if wide else self.step
-        blocks = self._heads(tile)
         return self._launch(
-            "recurrent.step", tile, blocks, without={*self.layer.operands}, scratch=self.given
+            "recurrent.step",
+            self.step,
+            self._heads(self.step),
+            without={*self.layer.operands},
+            scratch=self.given,
         )
 
     def _widths(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Tile sizes of the LinearAttention kernels: what compiles without spills for each head width.
+"""Tiles of the LinearAttention kernels: what compiles without spills for the usual head widths.
 
 A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
 beside a chunk of queries, keys and scores; or ``block_k`` rows at a time, where that is fewer.
@@ -19,8 +19,7 @@ def output(shape: Shape) -> Tile:
     """Tile of ``segment_output``, which goes through ``parts`` of d_k where it holds fewer columns.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
-    On 8.9 decays by channel spill in loads that are pipelined, and on 8.7 and 8.9 the gated delta
-    rule of float16 in loads that are not.
+    On 8.7 and 8.9 the gated delta rule of float16 spills in loads that are not pipelined.
     With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not; with
     normalised queries of several heads and decays, parts of 16 do not.
     """
@@ -37,12 +36,9 @@ def output(shape: Shape) -> Tile:
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
-        unpipelined = shape.decays == 1 if shape.sm == 100 else shape.normalize
-        stages = 1 if unpipelined and block_k > 64 else 2
-        return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
+        return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, 2)
     if block_k <= 64:
-        ahead = shape.sm != 89 or shape.delta or shape.decays <= 1
-        return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2 if ahead else 1)
+        return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2)
     if shape.delta:
         ahead = shape.sm in (87, 89) and shape.type == "fp16" and shape.decays == 1
         return Tile(16, block_k, min(block_v, 16), 4, 2 if ahead else 1)
@@ -53,8 +49,8 @@ def state(shape: Shape) -> Tile:
     """Tile of ``segments.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     On 10.0 tiles of halves spill in some kernels where they are square (10.3 and 11.0 have its
-    tiles), on 12.0 and 12.1 the plainest one of float16, and on 8.7 and 8.9 those of one product in
-    float32 where loads are pipelined. On 8.7 and 8.9 two stages spill in some, and three do not.
+    tiles), and on 12.0 and 12.1 the plainest one of float16. On 8.7 and 8.9 two stages spill in
+    some, and three do not.
     """
     single = shape.type == "fp32"
     if shape.on_hopper and not single and not shape.pairs:
@@ -66,10 +62,9 @@ def state(shape: Shape) -> Tile:
     block_k = min(shape.block_k, 32 if low else 64)
     narrow = shape.sm // 10 in (10, 11) or (shape.sm // 10 == 8 and shape.normalize)
     block_v = min(power(shape.d_v), 32 if narrow and not single else 64)
-    unpipelined = shape.one_product or (shape.sm == 90 and not shape.decays)
     decayed_sums = shape.normalize and shape.decays == 1
     deep = shape.sm in (87, 89) and not single and (shape.pairs or decayed_sums)
-    stages = 1 if unpipelined else 3 if deep else 2
+    stages = 1 if shape.on_hopper and not shape.decays else 3 if deep else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
@@ -91,9 +86,8 @@ def transition(shape: Shape) -> Tile:
     warps = 8 if shape.single and shape.block_k > 64 else 4
     if shape.single or shape.block_k > 128:
         return Tile(output(shape).chunk, shape.block_k, 16, warps, 1)
-    stages = 1 if shape.type == "fp16" and shape.decays > 1 else 2
     columns = 64 if shape.on_hopper and shape.decays <= 1 else 32
-    return Tile(output(shape).chunk, shape.block_k, columns, warps, stages)
+    return Tile(output(shape).chunk, shape.block_k, columns, warps, 2)
 
 
 def transition_scan(shape: Shape) -> Tile:
