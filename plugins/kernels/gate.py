@@ -1,4 +1,4 @@
-"""What a shipped kernel must have: values in registers, tensor cores, asynchronous copies.
+"""The properties of shipped kernels: values in registers, tensor cores, asynchronous copies.
 
 Spills are register values kept in memory; a wgmma that is serialised waits for the one before it.
 Either makes a kernel several times slower than it looks in the source.
