@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from linexport.errors import BuildError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
@@ -20,11 +21,12 @@ log = logging.getLogger(__name__)
 
 MOST_WARPS, MOST_STAGES = 16, 3
 
+IN_PARTS = "linear.segment_output"
 READ_ONLY = (
-    *("linear.segment_output", "bidirectional.segment_output"),
+    *(IN_PARTS, "bidirectional.segment_output"),
     *("segments.segment_state", "transitions.segment_transition"),
 )
-"""Functions whose loops may load ahead: they read nothing that they write, unless in parts."""
+"""Functions whose loops read nothing that they write, IN_PARTS where a block holds all of d_k."""
 
 
 def fit(plan: LaunchPlan, sm: int) -> LaunchPlan:
@@ -76,9 +78,9 @@ def variants(kernel: Kernel) -> Iterator[Kernel]:
 
 def _loads_ahead(kernel: Kernel) -> bool:
     """Return whether loads may move ahead of the loop's turn: not past stores of what they load."""
-    constants = dict(kernel.constants)
-    whole = "BLOCK_K" in constants and constants["BLOCK_K"] >= constants["D_K"]  # type: ignore
-    return kernel.function in READ_ONLY and (whole or kernel.function.endswith("segment_state"))
+    constants: dict[str, Any] = dict(kernel.constants)
+    in_parts = kernel.function == IN_PARTS and constants["BLOCK_K"] < constants["D_K"]
+    return kernel.function in READ_ONLY and not in_parts
 
 
 def _least(kernel: Kernel, tried: list[tuple[Kernel, CompiledKernel]]) -> Kernel:
