@@ -128,6 +128,20 @@ def test_a_library_without_a_device_or_that_does_not_load_is_an_error(
         linexport.load(artifact, provider="webgpu")
 
 
+def test_what_a_registered_library_offers_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime lists it as its own from then on, though it has no code of it."""
+    taken: list[Any] = []
+    device = SimpleNamespace(ep_name="SomeProvider", ep_metadata={"library_path": "some.so"})
+    monkeypatch.setitem(
+        providers.PROVIDERS, "webgpu", Provider("SomeProvider", "onnxruntime", "nothing")
+    )
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [device])
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["SomeProvider", ORT_CPU])
+    options = SimpleNamespace(add_provider_for_devices=lambda devices, more: taken.extend(devices))
+    assert providers.add_provider(options, "webgpu", 1).startswith("onnxruntime ")
+    assert taken == [device]
+
+
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_libraries_that_a_provider_lacks_are_named_with_what_installs_them(
     name: str, monkeypatch: pytest.MonkeyPatch, cli: Cli, artifact: Path

@@ -212,8 +212,9 @@ def add_provider(
     settings = {**provider.options(threads), **(more or {})}
     for key, value in provider.settings.items():
         options.add_session_config_entry(key, value)
-    available = onnxruntime.get_available_providers()
-    if provider.ort_name in available:
+    available, devices = onnxruntime.get_available_providers(), _devices_beside(provider)
+    # ONNX Runtime lists those of libraries that were registered as well.
+    if provider.ort_name in available and not devices:
         package = f"{build.package_name} {build.__version__}"
         said = preload() if provider.needs else ""
         try:
@@ -224,14 +225,15 @@ def add_provider(
                 f"The execution provider {name} ({package}) does not start: {why}. {provider.needs}"
             ) from None
         return package
-    if not is_beside(provider):
+    if not devices and not is_beside(provider):
         raise EnvironmentProblemError(
             f"The execution provider {name} is not installed: found ONNX Runtime "
             f"{onnxruntime.__version__} with {', '.join(available)}. Install {provider.package}"
             f"{'' if provider.module else ', in place of onnxruntime'}."
         )
-    _register(str(provider.module))
-    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ort_name]
+    if not devices:
+        _register(str(provider.module))
+        devices = _devices_beside(provider)
     fitting = [d for d in devices if provider.device.items() <= dict(d.ep_metadata).items()]
     package = f"{provider.package} {environment.version(provider.package)}"
     if not fitting:
@@ -241,6 +243,17 @@ def add_provider(
         )
     options.add_provider_for_devices(fitting[:1], settings)
     return package
+
+
+def _devices_beside(provider: Provider) -> list[Any]:
+    """Return the devices that a registered library offers, not ONNX Runtime itself."""
+    import onnxruntime
+
+    return [
+        device
+        for device in onnxruntime.get_ep_devices()
+        if device.ep_name == provider.ort_name and "library_path" in device.ep_metadata
+    ]
 
 
 @cache
