@@ -184,4 +184,7 @@ class OrtMemory:
 
         shape, dtype = (size,), np.dtype(np.uint8)
         capsule = dlpack.capsule(self, address, shape, dtype, self.index, self.kind)
+        if hasattr(onnxruntime.OrtValue, "from_dlpack"):
+            return onnxruntime.OrtValue.from_dlpack(capsule)
+        # An older ONNX Runtime, as OpenVINO's; a newer one's has one argument.
         return onnxruntime.OrtValue(OrtValue.from_dlpack(capsule, False))
