@@ -139,3 +139,32 @@ def test_a_model_without_it_is_left_as_it_is() -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     model = helper.make_model(helper.make_graph([node], "g", [], []))
     assert gated_delta_net.defined(model) is model
+
+
+def test_packed_batches_are_in_the_schemas(capfd: pytest.CaptureFixture[str]) -> None:
+    """Sequences of their own lengths, 7 tokens in all; no artifact has them (docs/targets.md).
+
+    ONNX Runtime names the shapes that it infers where others are declared.
+    """
+    shapes = {"q": (7, 2, 8), "v": (7, 4, 6), "g": (7, 4), "S": (2, 4, 6, 8), "ends": (3,)}
+    shapes |= {"x": (7, 5), "w": (5, 1, 4), "past": (2, 5, 3), "output": (0,), "state": (0,)}
+    typed = {
+        name: helper.make_tensor_value_info(
+            name, TensorProto.INT32 if name == "ends" else TensorProto.FLOAT, shape
+        )
+        for name, shape in shapes.items()
+    }
+    delta = (gated_delta_net.OP, ("q", "q", "v", "ends", "g", "g", "S"), "7,4,6", "2,4,6,8")
+    convolution = ("VarlenCausalConvWithState", ("x", "w", "ends", "", "past"), "7,5", "2,5,3")
+    for name, inputs, *inferred in (delta, convolution):
+        node = helper.make_node(name, inputs, ["output", "state"], domain=MICROSOFT)
+        read = [typed[x] for x in dict.fromkeys(inputs) if x]
+        graph = helper.make_graph([node], "packed", read, [typed["output"], typed["state"]])
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        with pytest.raises(ort_state.NotImplemented, match=name):
+            onnxruntime.InferenceSession(
+                model.SerializeToString(), providers=["CPUExecutionProvider"]
+            )
+        said = capfd.readouterr().err
+        assert all(f"source:{{{shape}}}" in said for shape in inferred), said
