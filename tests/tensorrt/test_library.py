@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,10 +19,7 @@ from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
-from tests.support import ROOT, SCRIPTS, families, tensorrt_models
-
-HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
-"""Environment variable that names TensorRT's headers to these tests."""
+from tests.support import ROOT, SCRIPTS, families, tensorrt_headers, tensorrt_models
 
 
 def test_every_op_that_has_kernels_has_a_creator_in_the_library() -> None:
@@ -67,19 +63,14 @@ def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         library.build_library(tmp_path / "x.so", tmp_path, tmp_path)
 
 
-needs_headers = pytest.mark.skipif(
-    HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT"
-)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, compiled with the headers that the environment names."""
+    """The library, compiled with the first headers that are at hand."""
     output = tmp_path_factory.mktemp("library") / library.NAME
-    return library.build_library(output, Path(os.environ[HEADERS]))
+    return library.build_library(output, tensorrt_headers.folders()[0])
 
 
-@needs_headers
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["linear", "gated_delta", "convolution", "feature_map"])
 def test_the_library_builds_the_engines_that_python_builds(
     case: str, rtx: Any, engines: SimpleNamespace, made: Path, tmp_path: Path
@@ -97,7 +88,7 @@ def test_the_library_builds_the_engines_that_python_builds(
     assert said.startswith(f"('{names.get(case, 'attention')}',)")
 
 
-@needs_headers
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [LAYER, "StabilizedExp"])
 def test_it_builds_those_of_converted_models(
     case: str, rtx: Any, made: Path, tmp_path: Path

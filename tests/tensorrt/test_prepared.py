@@ -2,8 +2,7 @@
 
 Nothing runs on a GPU: the engine is really built by TensorRT-RTX, which stands in for TensorRT; the
 script calls a trtexec that records its arguments; the programs run on stand-ins for TensorRT and
-the driver. run.cpp and the plugin library are compiled with the headers of every TensorRT that the
-environment variable LINEXPORT_TENSORRT_INCLUDE names.
+the driver.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from linexport.graph.dims import DimRange
 from linexport.graph.interface import input_records, tensor_records
 from linexport.manifest import read
 from linexport.manifest.records import StateRecord
+from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
 from linexport.plugins.tensorrt.flavour import RTX, TENSORRT
 from linexport.targets.base import Converted, Options
 from linexport.targets.trt import prepared as prepared_folder
 from linexport.targets.trt import target as trt
-from tests.support import ROOT, SCRIPTS
+from tests.support import ROOT, SCRIPTS, tensorrt_headers
 
 pytestmark = pytest.mark.services
 
 STAND_INS = ROOT / "tests/support/cpp/tensorrt_stand_in"
-HEADERS = [Path(p) for p in os.environ.get("LINEXPORT_TENSORRT_INCLUDE", "").split(":") if p]
 OPTIONS = {"target": "tensorrt", "sms": (87, 90, 110), "dims": ("seq=1:16:200",)}
 
 
@@ -372,18 +371,12 @@ def test_the_program_in_cpp_carries_the_states(prepared: Path, tmp_path: Path) -
     ]
 
 
-@pytest.mark.skipif(not HEADERS, reason="LINEXPORT_TENSORRT_INCLUDE names no headers of TensorRT")
-@pytest.mark.parametrize("include", HEADERS, ids=str)
-def test_sources_compile_with_the_headers_of_tensorrt(
-    include: Path, prepared: Path, tmp_path: Path
-) -> None:
-    cuda = next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
-    made = library.build_library(tmp_path / "lib.so", include)
-    assert made.stat().st_size > 0
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", os.devnull]
-    for name in ("run.cpp", "linexport_tensorrt.cpp"):
-        command = ["c++", *flags, "-isystem", str(include), "-isystem", str(cuda)]
-        subprocess.run([*command, str(prepared / name)], check=True)
+def test_sources_compile_with_the_headers_of_tensorrt(prepared: Path, tmp_path: Path) -> None:
+    """The library has a creator for each op that has kernels, and one for whole layers."""
+    plugins = [op for op in all_ops().values() if op.kernels]
+    for place, include in enumerate(tensorrt_headers.folders()):
+        made = tensorrt_headers.compiled(prepared, include, tmp_path / f"{place}.so")
+        assert tensorrt_headers.creators(made) == len(plugins) + 1, include
 
 
 def test_states_that_grow_begin_with_no_rows_others_with_their_value(tmp_path: Path) -> None:
