@@ -346,10 +346,13 @@ def compiled(source: Path, output: Path, *include: Path) -> None:
 
 
 def test_the_program_in_cpp_carries_the_states(prepared: Path, tmp_path: Path) -> None:
-    """A stand-in adds each call's tokens to the states: 16, then 1 and 1 and 1."""
+    """A stand-in adds each call's tokens to the states: 16, then 1 and 1 and 1, then 5."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    compiled(prepared / "run.cpp", tmp_path / "run", STAND_INS)
+    text = (prepared / "run.cpp").read_text()
+    assert "{16, 1, 1, 1}" in text
+    (prepared / "more.cpp").write_text(text.replace("{16, 1, 1, 1}", "{16, 1, 1, 1, 5}"))
+    compiled(prepared / "more.cpp", tmp_path / "run", STAND_INS)
     (prepared / "engine").write_text(
         "in x 1 -1 8\nin past_state_0 1 2 4 4\nin past_normalizer_0 1 2 4\n"
         "out output 1 -1 8\nout present_state_0 1 2 4 4\nout present_normalizer_0 1 2 4\n"
@@ -362,7 +365,7 @@ def test_the_program_in_cpp_carries_the_states(prepared: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         line
-        for profile, tokens, before in ((0, 16, 0), (1, 1, 16), (1, 1, 17), (1, 1, 18))
+        for profile, tokens, before in ((0, 16, 0), (1, 1, 16), (1, 1, 17), (1, 1, 18), (0, 5, 19))
         for line in (
             f"profile {profile}, {tokens} tokens after 0; past_state_0 {before}; "
             f"past_normalizer_0 {before}",

@@ -53,13 +53,23 @@ struct IExecutionContext {
         }
         return shape;
     }
+    // -1 where the shapes of inputs are not set, as TensorRT's.
     int64_t getMaxOutputSize(char const* name) const {
-        for (Tensor const& tensor : tensors)
-            if (tensor.name == name) return size(known(tensor.shape, 64, 64)) * 4;
-        return -1;
+        int64_t found = -1;
+        for (Tensor const& tensor : tensors) {
+            if (tensor.input && !shapes.count(tensor.name)) return -1;
+            if (tensor.name == name) found = size(known(tensor.shape, 64, 64)) * 4;
+        }
+        return found;
     }
     bool setOptimizationProfileAsync(int32_t number, cudaStream_t) { return profile = number, true; }
-    bool setInputShape(char const* name, Dims const& shape) { return shapes[name] = shape, true; }
+    // The last profile takes one token, as trtexec's arguments say.
+    bool setInputShape(char const* name, Dims const& shape) {
+        for (Tensor const& tensor : tensors)
+            for (int32_t i = 0; tensor.name == name && profile == 1 && i < shape.nbDims; ++i)
+                if (tensor.shape.d[i] == -1 && shape.d[i] != 1) return false;
+        return shapes[name] = shape, true;
+    }
     bool setTensorAddress(char const* name, void* place) { return places[name] = place, true; }
     Dims getTensorShape(char const* name) const { return shapes.at(name); }
     bool enqueueV3(cudaStream_t) {
@@ -74,6 +84,7 @@ struct IExecutionContext {
         for (Tensor const& tensor : tensors) {
             if (tensor.input) continue;
             shapes[tensor.name] = known(tensor.shape, tokens, before);
+            if (cudaStandInSizes()[places.at(tensor.name)] < size_t(size(shapes[tensor.name])) * 4) return false;
             if (!state(tensor.name)) continue;
             std::string const past = "past_" + tensor.name.substr(8);
             float const* from = static_cast<float*>(places.at(past));
