@@ -208,7 +208,11 @@ def rtx_settings(folder: Path) -> Any:
         session: Any = model._session
         context = session.engine.contexts[0]
         strategy = context.config.cuda_graph_strategy.name
-    return ended({"strategy": strategy, "kept": [p.name for p in cache_folder().iterdir()]})
+    kept = [p.name for p in cache_folder().iterdir()]
+    with opened(folder) as model:
+        session = model._session
+        given = session.engine.contexts[0].config.cache.kernels.decode()
+    return ended({"strategy": strategy, "kept": kept, "given": given})
 
 
 def lost_state(folder: Path) -> Any:

@@ -144,6 +144,7 @@ def test_tensorrt_rtx_captures_its_own_graphs_and_keeps_its_kernels(
     digest = linexport.load(artifact, engine=False).manifest.engines[0].sha256[:32]
     (kept,) = play("rtx_settings", "tensorrt-rtx").result["kept"]
     assert kept == f"{digest}-89.kernels"
+    assert play("rtx_settings", "tensorrt-rtx").result["given"].startswith("kernels")
     assert play("rtx_settings", "tensorrt-rtx").result["strategy"] == "WHOLE_GRAPH_CAPTURE"
 
 
