@@ -1,6 +1,7 @@
 """Bounds of the GPU kernels, by arithmetic from their machine code, beside measured times.
 
-    python tools/gpu_bounds.py --json docs/data/gpu_bounds.json        no GPU is needed
+    python tools/gpu_bounds.py --json docs/data/gpu_bounds.json    no GPU is needed
+    python tools/gpu_bounds.py --variants variants.json            tiles as gpu_tiles.py has them
 
 For each case of ``tools/gpu/cases.py`` the kernels of the route taken are compiled for compute
 capability 9.0 and read; see ``tools/gpu/bounds.py`` for what follows from them. Times are those of
@@ -69,12 +70,25 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
+def print_variants(wanted: dict[str, list[dict[str, Any]]]) -> int:
+    """Print a line a launch of tiles that the plans do not choose."""
+    print(LAUNCHES)
+    for case in CASES:
+        for variant in wanted.get(case.name, []):
+            for launch in rows_of(case, variant):
+                print(launch_line(f"{case.name} {variant}", launch), flush=True)
+    return 0
+
+
 def main() -> int:
     """Print a line a launch and a line a case, and write all of it."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--only", action="append", help="a case's name; all without it")
     options.add_argument("--json", type=Path, help="write the result there")
+    options.add_argument("--variants", type=Path, help="tiles to read in place of the plan's")
     given = options.parse_args()
+    if given.variants:
+        return print_variants(json.loads(given.variants.read_text()))
     times = {row["name"]: row["ms"] for row in json.loads(TIMES.read_text())["result"]["times"]}
     rows = []
     print(LAUNCHES)

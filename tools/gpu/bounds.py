@@ -31,6 +31,9 @@ SLICE = 16
 FROM_SECOND_SEGMENT = ("transitions.segment_transition", "stabilized_exp.segment_maximum")
 """Kernels whose blocks of the first segment have nothing to go through."""
 
+COPIES = ("LDGSTS", "UTMALDG", "UBLKCP")
+"""Copies into shared memory that a block does not wait for."""
+
 KINDS = ("memory", "tensor", "issue")
 
 
@@ -106,6 +109,8 @@ def launch_row(
         "waves": blocks / (resident * peaks.multiprocessors),
         "trips": main and told[main],
         "of_a_trip": main and sass.of_a_trip(code, main, told),
+        "copies": main and _named(code, main, COPIES),
+        "barriers": main and _named(code, main, ("BAR",)),
         "instructions": instructions,
         "loops_not_told": sum(number is None for number in told.values()),
         "flops": {kind: n * binary.warps * blocks for kind, n in products.items()},
@@ -114,6 +119,12 @@ def launch_row(
         "tensor_ms": most * binary.warps * tensor * 1e3,
         "issue_ms": most * binary.warps * issue * 1e3,
     }
+
+
+def _named(code: list[sass.Instruction], loop: sass.Loop, names: tuple[str, ...]) -> int:
+    """Count the instructions of a loop that have one of these names."""
+    inside = code[loop.first : loop.last + 1]
+    return sum(x.opcode.partition(".")[0] in names for x in inside)
 
 
 def tensor_bytes(tensors: list[Any], route: Route, values: Mapping[str, int]) -> dict[str, int]:

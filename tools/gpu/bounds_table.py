@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-LAUNCHES = """| case | kernel | blocks x warps | registers | blocks a multiprocessor | waves | trips | instructions of a warp | GFLOP | MB | memory, ms | tensor cores, ms | issue slots, ms |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
+LAUNCHES = """| case | kernel | blocks x warps | registers | blocks a multiprocessor | waves | trips | copies, barriers a trip | instructions of a warp | GFLOP | MB | memory, ms | tensor cores, ms | issue slots, ms |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 CASES = """| case | blocks x warps | a multiprocessor | trips x instructions | memory, ms | tensor cores, ms | issue slots, ms | bound, ms | measured, ms | times the bound | clocks a trip | limit |
 |---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
@@ -19,6 +19,7 @@ def launch_line(case: str, row: dict[str, Any]) -> str:
     cells = [
         *(case, f"`{row['kernel']}`", f"{row['blocks']:,} x {row['warps']}", row["registers"]),
         *(row["resident"], f"{row['waves']:.2f}", row["trips"] or ""),
+        f"{row['copies']}, {row['barriers']}" if row["trips"] else "",
         f"{'at least ' * bool(row['loops_not_told'])}{row['instructions']:,}",
         f"{sum(row['flops'].values()) / 1e9:.1f}",
         f"{row['bytes'] / 1e6:,.1f}",
