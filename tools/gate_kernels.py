@@ -29,7 +29,7 @@ from linexport.models import feature_maps as feature_maps  # registers their for
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.fit import fitting
-from linexport.plugins.kernels.gate import LARGEST_SHARED, disassemble, failures, occupancy
+from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, instructions, occupancy
 from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
@@ -200,7 +200,7 @@ def rows(
     binaries = compile_kernels(kernels.values(), sm)
     for name, kernel in kernels.items():
         binary, tile = binaries[name], dict(kernel.constants)
-        found = disassemble(binary)
+        found = instructions(binary)
         yield {
             "sm": sm,
             "width": width,

@@ -35,9 +35,9 @@ TIMES = Path(__file__).resolve().parent.parent / "docs" / "data" / "gpu" / "h100
 
 def rows_of(case: Case, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each launch of a case, with a variant's tiles as ``gpu_tiles`` has them."""
-    plan = planned(case, variant, SM)
+    description = described(case, {SM: planned(case, variant, SM)})
+    plan = description.plans[SM]
     values = plan.symbols(case.batch, case.length, H100.multiprocessors)
-    description = described(case, {SM: plan})
     tensors = [x for x in description.tensors if x is not None]
     sizes = tensor_bytes(tensors, plan.single, values)
     binaries = compile_kernels(plan.kernels(), SM)

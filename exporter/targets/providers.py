@@ -174,8 +174,8 @@ class Execution:
         if self.provider != CPU and has_engines:
             raise UsageError(
                 f"--provider {self.provider} is of artifacts that run in ONNX Runtime; this one is "
-                f"of target {name}, whose engines run without it. Convert with --target ort "
-                "or --target onnx."
+                f"of target {name}, whose engines run without it. Convert with --target "
+                "ort-cuda for CUDA, or with ort or onnx."
             )
 
 

@@ -218,7 +218,8 @@ def compatible(sm: int, known: Sequence[int]) -> int:
         why = f" ({NO_TENSOR_CORES})" if sm < FIRST else ""
         raise UsageError(
             f"There are no kernels for compute capability {sm / 10:.1f}{why}; there are for "
-            f"{', '.join(f'{k / 10:.1f}' for k in sorted(known))}. Use --no-plugins, or --sm."
+            f"{', '.join(f'{k / 10:.1f}' for k in sorted(known))}. For "
+            "other GPUs: --target ort-cuda without --sm, or --target tensorrt --no-plugins."
         )
     return max(able)
 

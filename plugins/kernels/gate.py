@@ -49,8 +49,8 @@ class Instructions:
     copies: int
 
 
-def disassemble(binary: CompiledKernel) -> Instructions:
-    """Count instructions of a cubin.
+def listing(binary: CompiledKernel) -> str:
+    """Return the machine code as text.
 
     Raises:
         BuildError: the disassembler refuses it.
@@ -58,7 +58,12 @@ def disassemble(binary: CompiledKernel) -> Instructions:
     with tempfile.TemporaryDirectory() as place:
         cubin = Path(place) / "kernel.cubin"
         cubin.write_bytes(binary.cubin)
-        sass = _tool("cuobjdump", "-sass", str(cubin))
+        return _tool("cuobjdump", "-sass", str(cubin))
+
+
+def instructions(binary: CompiledKernel) -> Instructions:
+    """Count the instructions of a binary; raises as ``listing``."""
+    sass = listing(binary)
     return Instructions(
         dict(Counter(re.findall(TENSOR_CORE, sass))), len(re.findall(ASYNCHRONOUS, sass))
     )

@@ -19,7 +19,7 @@ from gpu import sass
 from gpu.case import Case
 from gpu.peaks import SCHEDULERS, Peaks
 from linexport.plugins.kernels.compile import CompiledKernel
-from linexport.plugins.kernels.gate import BinaryFindings, occupancy
+from linexport.plugins.kernels.gate import listing, occupancy
 from linexport.plugins.kernels.launch import BYTES, Kernel, Launch, Route
 
 FAR = 2.0
@@ -82,15 +82,14 @@ def launch_row(
 ) -> dict[str, Any]:
     """Return what is known of a launch; ``sizes`` are bytes of its tensors."""
     kernel, grid = launch.kernel, [extent.of(values) for extent in launch.grid]
-    listing, registers = sass.disassembled(binary.cubin)
-    code = sass.parsed(listing)
+    code = sass.parsed(listing(binary))
     told = trips(sass.loops(code), nest(kernel, values))
     main = max((x for x in told if told[x]), key=lambda x: x.last - x.first, default=None)
     blocks = math.prod(grid)
     busy = blocks
     if kernel.function in FROM_SECOND_SEGMENT and values["segments"] > 1:
         busy = blocks // values["segments"] * (values["segments"] - 1)
-    resident = occupancy(binary, BinaryFindings(registers, 0, (), {}))
+    resident = occupancy(binary)
     instructions = sass.issued(code, told)
     products = sass.flops(code, told)
     most = math.ceil(busy / peaks.multiprocessors)
@@ -102,9 +101,9 @@ def launch_row(
         "blocks": blocks,
         "warps": binary.warps,
         "stages": kernel.stages,
-        "registers": registers,
+        "registers": binary.registers,
         "shared": binary.shared,
-        "spills": sum(x.opcode.startswith(sass.SPILLS) for x in code),
+        "spilled": binary.spilled,
         "resident": resident,
         "waves": blocks / (resident * peaks.multiprocessors),
         "trips": main and told[main],

@@ -13,13 +13,8 @@ whose predicate is false is issued, too. Products are counted wherever they are 
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from linexport.errors import BuildError
 
 LINE = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE
@@ -27,7 +22,6 @@ LINE = re.compile(
 TARGET = re.compile(r"\b0x([0-9a-f]+)$")
 PRODUCT = re.compile(r"(?:HGMMA\.(\d+)x(\d+)x(\d+)|HMMA\.16(8\d+))")
 
-SPILLS = ("LDL", "STL")
 WARPGROUP = 4
 """Warps that execute one HGMMA; an HMMA is of one."""
 
@@ -68,26 +62,6 @@ class Loop:
     def holds(self, place: int) -> bool:
         """Return whether an instruction is in it."""
         return self.first <= place <= self.last
-
-
-def disassembled(cubin: bytes) -> tuple[str, int]:
-    """Return the listing of a cubin with one function, and the registers of a thread.
-
-    Raises:
-        BuildError: cuobjdump refuses it.
-    """
-    from triton.backends import nvidia
-
-    program = Path(str(nvidia.__file__)).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(program), "-sass", "-res-usage", file.name]
-        done = subprocess.run(command, capture_output=True, text=True)
-    registers = re.search(r"\bREG:(\d+)", done.stdout)
-    if done.returncode or not registers:
-        raise BuildError(f"cuobjdump failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
-    return done.stdout, int(registers[1])
 
 
 def parsed(listing: str) -> list[Instruction]:

@@ -13,7 +13,7 @@ from linexport.plugins.kernels.architectures import (
     toolchain,
 )
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.gate import disassemble, failures
+from linexport.plugins.kernels.gate import failures, instructions
 from linexport.plugins.kernels.plan import plan_launches
 from tests.support import kernels
 
@@ -37,7 +37,7 @@ def test_a_kernel_is_assembled_for_every_architecture(sm: int) -> None:
     assert f".target {name_of(sm)}\n" in made.ptx
     (flags,) = struct.unpack_from("<I", made.cubin, ELF_FLAGS)
     assert sm in (flags & 0xFF, flags >> 8 & 0xFF)
-    assert failures(launch.kernel, made, disassemble(made)) == []
+    assert failures(launch.kernel, made, instructions(made)) == []
 
 
 @pytest.mark.parametrize(

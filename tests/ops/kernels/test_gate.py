@@ -23,8 +23,8 @@ from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
 from linexport.plugins.kernels.gate import (
     LARGEST_SHARED,
     Instructions,
-    disassemble,
     failures,
+    instructions,
     occupancy,
 )
 from linexport.plugins.kernels.launch import Argument, Kernel
@@ -144,7 +144,7 @@ def test_stages_need_asynchronous_copies(tool: ModuleType) -> None:
     mutant = replace(scan, stages=2)
     binaries = compile_kernels([output, mutant], 80)
     wrong = {
-        kernel: failures(kernel, binaries[kernel.name], disassemble(binaries[kernel.name]))
+        kernel: failures(kernel, binaries[kernel.name], instructions(binaries[kernel.name]))
         for kernel in (output, mutant)
     }
     assert output.stages == 2

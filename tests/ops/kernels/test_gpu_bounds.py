@@ -101,4 +101,4 @@ def test_products_of_a_kernel_are_those_of_the_chunk_algorithm() -> None:
     scores = 2 * chunk * chunk * d_k * blocks_of_a_state  # each block of values has all of them
     rest = 2 * 2 * chunk * d_k * d_v + 2 * chunk * chunk * d_v
     assert sum(row["flops"].values()) == case.batch * case.heads * row["trips"] * (scores + rest)
-    assert row["loops_not_told"] == 0 and row["spills"] == 0
+    assert row["loops_not_told"] == 0 and row["spilled"] == 0

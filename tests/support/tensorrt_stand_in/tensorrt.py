@@ -86,7 +86,8 @@ TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)":
 
 class Context:
     def __init__(self, engine):
-        self.engine, self.shapes, self.places, self.profile = engine, {}, {}, 0
+        self.engine, self.shapes, self.places = engine, {}, {}
+        self.active_optimization_profile = 0
 
     def get_max_output_size(self, name):
         if not self.shapes.keys() >= self.engine.inputs.keys():
@@ -96,10 +97,10 @@ class Context:
         return tokens * 1024
 
     def set_optimization_profile_async(self, profile, stream):
-        self.profile = profile
+        self.active_optimization_profile = profile
 
     def set_input_shape(self, name, shape):
-        low, _, high = self.engine.profiles[self.profile][name]
+        low, _, high = self.engine.profiles[self.active_optimization_profile][name]
         assert all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True)), (name, shape)
         self.shapes[name] = tuple(shape)
 
