@@ -2,7 +2,7 @@
 """Assemble every shipped kernel: one row a kernel, and the gate it must pass.
 
     python tools/gate_kernels.py [--sm 80 87 ...] [--width 64 128]
-                                 [--dtype float32 float16 bfloat16] [--precision tf32x3]
+                                 [--dtype float32 float16 bfloat16]
                                  [--case NAME ...] [--json FILE]
 
 Needs no GPU. Cases are nodes of every op and rule whose kernels differ, with heads of ``width``
@@ -35,9 +35,6 @@ from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
-
-SHIPPED = "tf32x3"
-"""Precision of float32 products in artifacts; ``tf32`` is for who asks the kernels for it."""
 
 HEADS = 4
 NARROW = {
@@ -178,7 +175,6 @@ def rows(
     width: int,
     dtype: str,
     sm: int,
-    precision: str = SHIPPED,
     layered: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each kernel once, under the first case that has it; ``layered``: LAYER's."""
@@ -186,9 +182,9 @@ def rows(
     kernels = {}
     resident: dict[str, int] = {}
     layer, _ = gated_delta_layer(dtype, width, width, HEADS // 2, HEADS)
-    plans = {case: plan_launches(node, dtype, sm, precision) for case, node in cases.items()}
+    plans = {case: plan_launches(node, dtype, sm) for case, node in cases.items()}
     if layered:
-        plans[LAYER] = attention_layer.plan(layer, dtype, sm, precision)
+        plans[LAYER] = attention_layer.plan(layer, dtype, sm)
     chosen = fitting([kernel for plan in plans.values() for kernel in plan.kernels()], sm)
     planned = {one.name: kernel for kernel, one in chosen.items()}
     for case, plan in plans.items():
@@ -257,7 +253,6 @@ def main() -> int:
     options.add_argument("--sm", type=int, nargs="+", default=tuple(ARCHITECTURES))
     options.add_argument("--width", type=int, nargs="+", default=(64, 128))
     options.add_argument("--dtype", nargs="+", default=tuple(TYPES), choices=TYPES)
-    options.add_argument("--precision", default=SHIPPED, choices=("tf32", "tf32x3"))
     options.add_argument("--case", nargs="+", help="these only", choices=[*nodes(64), LAYER])
     options.add_argument("--json", type=Path)
     given = options.parse_args()
@@ -270,7 +265,7 @@ def main() -> int:
                 cases = {name: every[name] for name in given.case or every if name != LAYER}
                 layered = given.case is None or LAYER in given.case
                 for dtype in given.dtype:
-                    for row in rows(cases, width, dtype, sm, given.precision, layered):
+                    for row in rows(cases, width, dtype, sm, layered):
                         found.append(row)
                         if row["failures"]:
                             print(line(row), flush=True)

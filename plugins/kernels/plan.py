@@ -16,8 +16,8 @@ from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.registry import all_ops
 
-PRECISIONS = ("tf32", "tf32x3", "ieee")
-"""How float32 products are computed: one, three or no products in TensorFloat-32."""
+PRECISIONS = ("tf32x3", "ieee")
+"""How float32 products are computed: three in TensorFloat-32, or none."""
 
 Planner = Callable[[Node, str, int, str], LaunchPlan]
 

@@ -13,7 +13,7 @@ from linexport.plugins.kernels.plans.tile import Shape, Tile, power
 
 def output(shape: Shape) -> Tile | None:
     """Tile of ``segment_output``; None where the general one is taken."""
-    if not shape.on_hopper or shape.one_product:
+    if not shape.on_hopper:
         return None
     if shape.type == "fp32":
         return _of_floats(shape)

@@ -73,7 +73,6 @@ class Planner:
             map=self.map,
             normalize=self.spec.normalize,
             grouped=self.spec.q_num_heads > self.spec.kv_num_heads,
-            precision=precision,
             causal=self.spec.causal,
         )
         self.in_segments = shape.segmented

@@ -36,7 +36,6 @@ class Shape:
         map: from queries and keys to features.
         normalize: outputs are divided by sums of scores.
         grouped: several query heads share a state.
-        precision: of products in float32; see ``plugins.kernels.plan``.
         causal: a token is attended to by those behind it alone.
     """
 
@@ -49,7 +48,6 @@ class Shape:
     map: str
     normalize: bool
     grouped: bool
-    precision: str
     causal: bool
 
     @property
@@ -91,11 +89,6 @@ class Shape:
         if not (self.delta and self.single):
             return True
         return self.block_k <= (64 if self.decays > 1 else 128)
-
-    @property
-    def one_product(self) -> bool:
-        """A product in float32 is one in TensorFloat-32: operands are not kept twice."""
-        return self.type == "fp32" and self.precision == "tf32"
 
 
 def power(width: int) -> int:

@@ -20,8 +20,7 @@ def output(shape: Shape) -> Tile:
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
     On 8.7 and 8.9 the gated delta rule of float16 spills in loads that are not pipelined.
-    With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not; with
-    normalised queries of several heads and decays, parts of 16 do not.
+    Normalised queries of several heads with decays spill in parts of 32 columns, and not in 16.
     """
     measured = hopper.output(shape)
     if measured:
@@ -29,7 +28,7 @@ def output(shape: Shape) -> Tile:
     block_k, block_v = shape.block_k, power(shape.d_v)
     if shape.type == "fp32" or block_k > 128:
         crowded = shape.type == "fp32" and shape.grouped and shape.normalize and shape.decays
-        part = 64 if shape.one_product else 16 if crowded else 32
+        part = 16 if crowded else 32
         return Tile(16, min(block_k, part), min(block_v, 16), 8, 1)
     wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
     chunk = 16 if shape.decays > 1 or wide_products else 32

@@ -27,7 +27,7 @@ from linexport.plugins.kernels.gate import (
     instructions,
     occupancy,
 )
-from linexport.plugins.kernels.launch import Argument, Kernel
+from linexport.plugins.kernels.launch import TYPES, Argument, Kernel
 from linexport.plugins.kernels.plan import plan_launches
 from tests.support import kernels
 
@@ -83,14 +83,9 @@ def test_gate_of_a_layer(tool: ModuleType, dtype: str, sm: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(
-    ("dtype", "precision"),
-    [("float32", "tf32x3"), ("float32", "tf32"), ("float16", "tf32x3"), ("bfloat16", "tf32x3")],
-)
-def test_every_kernel_passes_the_gate(
-    tool: ModuleType, dtype: str, precision: str, width: int, sm: int
-) -> None:
-    found = list(tool.rows(tool.nodes(width), width, dtype, sm, precision))
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_kernel_passes_the_gate(tool: ModuleType, dtype: str, width: int, sm: int) -> None:
+    found = list(tool.rows(tool.nodes(width), width, dtype, sm))
     assert len(found) > 60
     assert [tool.line(row) for row in found if row["failures"]] == []
 
