@@ -172,6 +172,12 @@ def maps() -> dict[str, Any]:
     }
 
 
+def projected(w: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """favor+ with the projection w, in float64."""
+    made, parameter = find_map("favor+"), torch.from_numpy(w)
+    return lambda x: np.asarray(made.phi(torch.from_numpy(x), parameter))
+
+
 RULE_OF = {"elu1": "linear", "channel": "gated", "kda": "gated_delta", "bidirectional": "linear"}
 
 

@@ -73,9 +73,15 @@ def scores(shape: Shape) -> Tile:
 
 
 def inverse(shape: Shape) -> Tile:
-    """Tile of ``delta.chunk_inverse``, with the chunk of ``output``."""
-    chunk = output(shape).chunk
-    block_k = min(shape.block_k, 32) if shape.decays > 1 else shape.block_k
+    """Tile of ``delta.chunk_inverse``, with the chunk of ``output``.
+
+    Keys are in parts where more of them spill.
+    """
+    chunk, block_k = output(shape).chunk, shape.block_k
+    if shape.decays > 1:
+        block_k = min(block_k, 32)
+    elif shape.single and block_k > 128:
+        block_k = 64
     alone = shape.on_hopper and shape.type != "fp32" and chunk == 16
     return Tile(chunk, block_k, 1, 1 if alone else chunk // 8, 1)
 

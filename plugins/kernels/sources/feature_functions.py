@@ -131,6 +131,42 @@ def features(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
 
 
 @triton.jit
+def projection(base, parts, columns, inside, parameter, WIDTH: tl.constexpr, FEATURES):
+    """x^ of some components of a token, and what w has for them."""
+    x = tl.load(base + parts, mask=parts < WIDTH, other=0.0).to(tl.float32)
+    x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+    both = (parts < WIDTH)[:, None] & inside[None, :]
+    at = parts[:, None] * FEATURES + columns[None, :]
+    return x, tl.load(parameter + at, mask=both, other=0.0)
+
+
+@triton.jit
+def token_exponents(base, columns, inside, parameter, WIDTH: tl.constexpr, FEATURES: tl.constexpr):
+    """Logarithms of the features of favor+ of one token.
+
+    A projection that does not fit in the registers of four warps is read in slices of the width,
+    whose products are summed over threads once.
+    """
+    SLICE: tl.constexpr = 8
+    norm = 0.5 * tl.log(FEATURES * 1.0)
+    if triton.next_power_of_2(WIDTH) * columns.shape[0] <= 128 * 128:
+        parts = components(WIDTH)
+        x, w = projection(base, parts, columns, inside, parameter, WIDTH, FEATURES)
+        norm = 0.5 * tl.sum(x * x, 0) + norm
+        return tl.sum(x[:, None] * w, 0) - norm
+    else:
+        squares = tl.zeros((SLICE,), tl.float32)
+        products = tl.zeros((SLICE, columns.shape[0]), tl.float32)
+        for start in range(0, WIDTH, SLICE):
+            parts = start + tl.arange(0, SLICE)
+            x, w = projection(base, parts, columns, inside, parameter, WIDTH, FEATURES)
+            squares += x * x
+            products += x[:, None] * w
+        norm += 0.5 * tl.sum(squares, 0)
+        return tl.sum(products, 0) - norm
+
+
+@triton.jit
 def token_features(
     base, columns, parameter, WIDTH: tl.constexpr, FEATURES: tl.constexpr, MAP: tl.constexpr
 ):
@@ -143,14 +179,7 @@ def token_features(
         second = tl.load(base + j, mask=inside & (j >= 0), other=0.0).to(tl.float32)
         y = degree_two(first, second, i, j, columns, parameter, WIDTH, LEADING, MAP)
     elif MAP == "favor+":
-        parts = components(WIDTH)
-        x = tl.load(base + parts, mask=parts < WIDTH, other=0.0).to(tl.float32)
-        x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
-        both = (parts < WIDTH)[:, None] & inside[None, :]
-        at = parts[:, None] * FEATURES + columns[None, :]
-        w = tl.load(parameter + at, mask=both, other=0.0)
-        norm = 0.5 * tl.sum(x * x, 0) + 0.5 * tl.log(FEATURES * 1.0)
-        y = tl.exp(tl.sum(x[:, None] * w, 0) - norm)
+        y = tl.exp(token_exponents(base, columns, inside, parameter, WIDTH, FEATURES))
     else:
         y = elementwise(tl.load(base + columns, mask=inside, other=0.0), MAP).to(tl.float32)
     return tl.where(inside, y, 0.0)

@@ -235,6 +235,26 @@ def test_fused_feature_maps_in_segments(kind: str, causal: bool) -> None:
     case.check(np.random.default_rng(7), 1, 300, 64)
 
 
+def test_a_projection_wider_than_registers_is_read_in_slices() -> None:
+    """In a step; the last slice is short, as are the last features."""
+    width, features = 140, 150
+    w = np.random.default_rng(3).normal(size=(width, features)).astype(np.float32)
+    phi = kernels.projected(w)
+    node = layout(normalize=True, eps=1.0, past=True, d_k=features, d_v=12)
+    case = kernels.Case(node, ("favor+", phi), width, w)
+    case.check(np.random.default_rng(4), 1, 2)
+
+
+@pytest.mark.parametrize("rule", ["delta", "gated_delta"])
+def test_systems_of_wide_keys_in_float32_are_sums_of_parts(rule: str) -> None:
+    node = layout(rule, (1, 1, 1), d_k=150, d_v=9, scale=150**-0.5)
+    case = kernels.Case(node)
+    inverse = case.plan().single.launches[0].kernel
+    assert inverse.function == "delta.chunk_inverse"
+    assert dict(inverse.constants)["BLOCK_K"] == 64
+    case.check(np.random.default_rng(8), 1, 21)
+
+
 @pytest.mark.parametrize("rule", ["linear", "gated"])
 def test_features_of_wide_heads_in_memory(rule: str) -> None:
     """In one segment, in place, and in several; of more than one block of rows, the last short."""
