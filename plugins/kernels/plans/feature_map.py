@@ -24,7 +24,14 @@ from linexport.plugins.ops.shapes import width_per_head
 CHUNK, ROWS, WARPS, WIDEST_BLOCK, NARROW = 32, 32, 4, 128, 64
 """Tokens of a chunk; rows and warps of a block, and its most features. Narrow blocks have half the
 rows in float32, where with all of them favor+ spills on 9.0; others too on FEW_ROWS, where it does
-with all."""
+with all, and on 9.0 for heads wider than WIDEST_BLOCK."""
+
+PROJECTED_ROWS, MOST_ROWS = 64, 128
+"""Rows of favor+ in half precision where a chunk has as many, in twice the warps: MOST_ROWS on 9.0,
+whose wgmma reads the projection from shared memory. The projection is split once for all of them.
+10.0 to 11.0 keep ROWS: for more, Triton 3.7.1 takes the tensor cores' fifth generation, and what it
+made of MOST_ROWS in float16 was an empty kernel. Of ROWS, narrow blocks of float16 have half: on
+9.0 and 11.0 they spill."""
 
 FEW_ROWS = (87, 89)
 """Compute capabilities; see ROWS."""
@@ -90,8 +97,7 @@ def apply(
     """
     heads, width, features = sizes
     block = min(power(features), WIDEST_BLOCK)
-    few = x.type == "*fp32" and (block <= NARROW or sm in FEW_ROWS)
-    rows = ROWS // 2 if few else ROWS
+    rows, warps = _rows_and_warps(kind, x.type, (width, block), chunk * heads, sm)
     constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,
@@ -108,6 +114,24 @@ def apply(
         arguments.insert(1, Argument("parameter_0", "*fp32"))
     else:
         constants["parameter_0"] = None
-    kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), WARPS, 1)
+    kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), warps, 1)
     blocks = -(-features // block) * -(-chunk * heads // rows)
     return Launch(kernel, (Extent(blocks, ("batch", "chunks")), ONE, ONE))
+
+
+def _rows_and_warps(
+    kind: str, element: str, sizes: tuple[int, int], there: int, sm: int
+) -> tuple[int, int]:
+    """Return those of a block, where a chunk has ``there`` rows.
+
+    ``sizes``: the width of a head, and the features of a block.
+    """
+    width, block = sizes
+    if element == "*fp32":
+        few = block <= NARROW or sm in FEW_ROWS or (sm == 90 and width > WIDEST_BLOCK)
+        return ROWS // 2 if few else ROWS, WARPS
+    many = MOST_ROWS if sm == 90 else PROJECTED_ROWS
+    if kind == "favor+" and there >= many and sm // 10 not in (10, 11):
+        return many, 2 * WARPS
+    few = kind == "favor+" and element == "*fp16" and block <= NARROW
+    return ROWS // 2 if few else ROWS, WARPS

@@ -78,26 +78,56 @@ def degree_two(
 
 
 @triton.jit
+def in_three(w):
+    """w as a sum of three bfloat16: together they have the 24 digits of float32."""
+    high = w.to(tl.bfloat16)
+    rest = w - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def plus_products(y, x, w, PRECISION: tl.constexpr):
+    """y + x w, x of any type and w in float32, with the digits of float32; the smallest first.
+
+    bfloat16 has half the cost of TensorFloat-32 for each digit of w, and a factor of that type is
+    exact. float16 is the sum of two, where what is left out is below 2^-26 of the whole.
+    """
+    if x.dtype == tl.float32:
+        return y + tl.dot(x, w, input_precision=PRECISION)
+    else:
+        high, middle, low = in_three(w)
+        if x.dtype == tl.bfloat16:
+            return tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, y)))
+        else:
+            first = x.to(tl.bfloat16)
+            second = (x.to(tl.float32) - first.to(tl.float32)).to(tl.bfloat16)
+            y = tl.dot(second, middle, tl.dot(first, low, y))
+            return tl.dot(first, high, tl.dot(second, high, tl.dot(first, middle, y)))
+
+
+@triton.jit
 def exponents(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
     """Logarithms of the features of favor+, in float32, for some columns of rows.
 
-    Products and norms are summed over slices of the width: projection and rows fit beside the state
-    in registers. m^(-1/2) goes into the exponent.
+    Products and norms are summed over slices of the width, the longest that do not spill. Sums are
+    multiplied by d^(-1/4), so that x stays what is in memory. m^(-1/2) goes into the exponent.
     """
-    SLICE: tl.constexpr = 16
+    SLICE: tl.constexpr = 32 if base.dtype.element_ty == tl.bfloat16 else 16
     y = tl.zeros((live.shape[0], columns.shape[0]), tl.float32)
     norm = tl.zeros((live.shape[0],), tl.float32)
     for start in range(0, phi.WIDTH, SLICE):
         parts = start + tl.arange(0, SLICE)
-        x = load_rows(base, live, parts, STRIDE, phi.WIDTH).to(tl.float32)
-        x *= tl.exp2(-0.25 * tl.log2(phi.WIDTH * 1.0))
+        x = load_rows(base, live, parts, STRIDE, phi.WIDTH)
         inside = (parts < phi.WIDTH)[:, None] & (columns < phi.FEATURES)[None, :]
         at = parts[:, None] * phi.FEATURES + columns[None, :]
         w = tl.load(parameter + at, mask=inside, other=0.0)
-        y += tl.dot(x, w, input_precision=phi.PRECISION)
-        norm += 0.5 * tl.sum(x * x, 1)
-    norm += 0.5 * tl.log(phi.FEATURES * 1.0)
-    return y - norm[:, None]
+        y = plus_products(y, x, w, phi.PRECISION)
+        wide = x.to(tl.float32)
+        norm += tl.sum(wide * wide, 1)
+    scale = tl.exp2(-0.25 * tl.log2(phi.WIDTH * 1.0))
+    norm = norm * (0.5 * scale * scale) + 0.5 * tl.log(phi.FEATURES * 1.0)
+    return y * scale - norm[:, None]
 
 
 @triton.jit

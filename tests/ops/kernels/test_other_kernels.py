@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -117,9 +119,12 @@ def test_a_step_of_a_convolution_is_few_blocks() -> None:
 
 
 def mapped(kind: str, dtype: str, log: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features of three heads by the kernel, or their logarithms, and features by the formula."""
+    """Features of five heads by the kernel, or their logarithms, and features by the formula.
+
+    A chunk of so many heads fills the largest block of rows, and part of another.
+    """
     width, features, phi, parameter = kernels.maps()[kind]
-    heads, batch, length = 3, 2, 37
+    heads, batch, length = 5, 2, 37
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(batch, length, heads * width)))
     x = x.to(getattr(torch, dtype))
     shapes: dict[str, Any] = {"x": ("B", "T", heads * width)}
@@ -150,6 +155,48 @@ def test_logarithms_of_features_have_all_digits_of_float32(dtype: str) -> None:
     """Whatever the type of x is."""
     found, features = mapped("favor+", dtype, log=1)
     np.testing.assert_allclose(found, np.log(features), rtol=1e-6, atol=1e-6)
+
+
+def in_tensorfloat32(x: np.ndarray) -> np.ndarray:
+    """Round as cvt.rna does: to eleven digits, half away from zero."""
+    return ((np.float32(x).view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def in_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Round to eight digits."""
+    return np.float32(x).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def parts(x: np.ndarray, round_: Callable[[np.ndarray], np.ndarray], n: int) -> list[np.ndarray]:
+    """The first n terms of x, each the rounded rest of those before it; in float64."""
+    found, rest = [], np.float32(x)
+    for _ in range(n):
+        found.append(round_(rest).astype(np.float64))
+        rest = rest - np.float32(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_exponents_in_bfloat16_are_as_exact_as_in_tensorfloat32(dtype: str) -> None:
+    """What tensor cores round, which the interpreter does not: factors, not products.
+
+    float32 has two terms of each factor in TensorFloat-32, of the scaled x, and no product of the
+    two smaller ones; here x is as it is, of w there are three, and the smallest are left out.
+    """
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(64, 128))).to(getattr(torch, dtype))
+    x, w = x.double().numpy(), np.float32(rng.normal(size=(128, 64))).astype(np.float64)
+    scale = 128**-0.25
+    exact = scale * (x @ w)
+    (xh, xl), (wh, wl) = (parts(a, in_tensorfloat32, 2) for a in (x * scale, w))
+    tensorfloat32 = xl @ wh + xh @ wl + xh @ wh
+    (x1, x2), (high, middle, low) = parts(x, in_bfloat16, 2), parts(w, in_bfloat16, 3)
+    np.testing.assert_array_equal(x1 + x2, x)
+    if dtype == "bfloat16":
+        assert not x2.any()
+    bfloat16 = x1 @ low + x2 @ middle + x1 @ middle + x2 @ high + x1 @ high
+    errors = [np.abs(found - exact).max() for found in (scale * bfloat16, tensorfloat32)]
+    assert errors[0] <= errors[1] < 1e-5
 
 
 def test_logarithms_of_other_maps_are_refused() -> None:
