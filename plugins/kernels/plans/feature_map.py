@@ -133,5 +133,5 @@ def _rows_and_warps(
     many = MOST_ROWS if sm == 90 else PROJECTED_ROWS
     if kind == "favor+" and there >= many and sm // 10 not in (10, 11):
         return many, 2 * WARPS
-    few = kind == "favor+" and element == "*fp16" and block <= NARROW
+    few = kind == "favor+" and element == "*fp16" and block <= NARROW and sm in (90, 110)
     return ROWS // 2 if few else ROWS, WARPS
