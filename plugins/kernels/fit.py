@@ -89,8 +89,8 @@ def _least(kernel: Kernel, tried: list[tuple[Kernel, CompiledKernel]]) -> Kernel
     if binary.shared > largest:
         raise BuildError(
             f"{kernel.function} needs {binary.shared:,} bytes of shared memory, and a block of "
-            f"compute capability {capability} may have {largest:,}. --no-plugins builds the node "
-            "of standard operators."
+            f"compute capability {capability} may have {largest:,}. Build the node of "
+            "standard operators: --target ort-cuda without --sm, or --no-plugins."
         )
     if excess(binary):
         log.warning(
