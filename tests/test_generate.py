@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import helper, numpy_helper
@@ -391,6 +391,7 @@ def test_bytes_that_are_no_character_do_not_hold_the_text_back(tokenizer_file: P
 
 
 @given(st.lists(st.integers(0, 11), max_size=9), st.lists(st.integers(0, 11), max_size=4))
+@settings(deadline=None)
 def test_words_keep_their_spaces_around_tokens_without_text(
     spaced_tokenizer: Path, ids: list[int], before: list[int]
 ) -> None:
