@@ -23,15 +23,15 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the model, inlined, and the inputs and outputs that got other names.
 
     Raises:
-        UsageError: its weights do not fit into one file, or it runs on GPUs alone.
+        UsageError: its weights do not fit into one file, or it has GatedDeltaNet.
     """
     check_size(job)
     written = onnx.load_model(str(job.source / MODEL))
     if gated_delta_net.is_in(written):
         raise UsageError(
             f"{job.source} is of target {job.manifest.target}: it has GatedDeltaNet, "
-            "which ONNX Runtime has for GPUs alone, and this destination runs models on a CPU. "
-            "Convert with --target ort or --target onnx for it."
+            "which ONNX Runtime 1.31 has for GPUs alone, and this destination runs models on a "
+            "CPU. Convert with --target ort or --target onnx for it."
         )
     model = inlined(written)
     return model, rename_interface(model)

@@ -9,9 +9,11 @@
 
 G divides H, and a head of queries and keys serves H / G of values. ONNX Runtime has a kernel for
 CUDA, which on an H100 took a sixth to a half of the time of LinearAttention's for 8,192 tokens and
-needs no padding, and none for the CPU: there ``defined`` writes it in standard operators.
+needs no padding. For the CPU it has one from 1.32 on; without, ``defined`` writes the operator in
+standard ones.
 
-Source: the schema of ``com.microsoft.GatedDeltaNet`` in ONNX Runtime 1.31.
+Source: the schema of ``com.microsoft.GatedDeltaNet`` in ONNX Runtime 1.31; 1.32 has one more
+attribute and more types of decay and beta.
 """
 
 from __future__ import annotations
