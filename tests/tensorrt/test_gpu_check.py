@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,9 +23,8 @@ import pytest
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.description import MULTIPROCESSORS
 from linexport.plugins.tensorrt import library
-from tests.support import ROOT, stand_in_driver
+from tests.support import ROOT, stand_in_driver, tensorrt_headers
 from tests.support.stand_in_driver import LEFT
-from tests.tensorrt.test_library import HEADERS
 
 pytestmark = pytest.mark.services
 
@@ -198,10 +196,9 @@ def test_an_architecture_without_kernels_is_an_error_and_no_traceback(
 
 def test_the_plugins_compile_against_tensorrts_headers(check: ModuleType, tmp_path: Path) -> None:
     """And so does what plays their life: the stand-in's interface is TensorRT's."""
-    if HEADERS not in os.environ:
-        pytest.skip(f"{HEADERS} names no headers of TensorRT")
     cuda = next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
-    check.compile_plugins(tmp_path / "plugins.so", Path(os.environ[HEADERS]), cuda)
+    for include in tensorrt_headers.folders():
+        check.compile_plugins(tmp_path / "plugins.so", include, cuda)
 
 
 def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) -> None:
