@@ -17,15 +17,15 @@ from linexport.plugins.ops.registry import all_ops
 SIZES = {"B": "batch", "T": "length"}
 
 
-def plan(case: Case, sm: int) -> LaunchPlan:
+def plan(case: Case, sm: int, precision: str = "tf32x3") -> LaunchPlan:
     """Return the plan of a case.
 
     Raises:
         UnsupportedModelError: no kernel computes it.
     """
     if isinstance(case, Layer):
-        return attention_layer.plan(case.layer(), case.dtype, sm)
-    return plan_launches(case.node(), case.dtype, sm)
+        return attention_layer.plan(case.layer(), case.dtype, sm, precision)
+    return plan_launches(case.node(), case.dtype, sm, precision)
 
 
 def described(case: Case, plans: Mapping[int, LaunchPlan]) -> Description:
