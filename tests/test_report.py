@@ -217,6 +217,33 @@ def test_errors_of_lower_precisions_are_beside_what_is_allowed() -> None:
     assert "error 3.1e-06 of the 3.0e-02 allowed in bfloat16 over" in verdict(manifest).sentence
 
 
+@pytest.mark.parametrize(
+    ("wide", "own", "words"),
+    [
+        (
+            2e-3,
+            0.7,
+            "2.0e-03 of the 3.0e-02 allowed in bfloat16, whose rounding moves the original",
+        ),
+        (0.2, 0.1, "2.0e-01, as far as rounding moves the original itself, or 3.0e-02 allowed in"),
+    ],
+)
+def test_what_the_original_loses_in_half_precision_is_said(
+    wide: float, own: float, words: str
+) -> None:
+    """An error beyond the tolerance passes only where the original is as far from its float32."""
+    manifest = sample()
+    parity = manifest["parity"]
+    parity["tolerance"] |= {"dtype": "bfloat16", "relative": 0.03}
+    case = parity["cases"][0]
+    parity["cases"] = [
+        case | {"reference": reference, "max_relative_error": error}
+        for reference, error in (("float32", wide), ("bfloat16", own))
+    ]
+    parity["max_relative_error"] = max(wide, own)
+    assert words in verdict(manifest).sentence
+
+
 def test_capabilities_are_beside_the_target() -> None:
     options = vars(ConvertOptions(target="ort-cuda", sms=(89, 90)))
     text = Page(render_html(sample() | {"target": "ort-cuda", "options": options})).text

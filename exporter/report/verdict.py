@@ -194,11 +194,24 @@ def _first(parity: ParityRecord) -> str:
 
 
 def _largest(parity: ParityRecord) -> str:
-    """Return the largest error; beside what is allowed where that is more than in float32."""
+    """Return the largest error; beside what is allowed where that is more than in float32.
+
+    In half precision an error may also be as large as that of the original in the same precision:
+    then it is said so, and errors beside that original are apart.
+    """
     text, limits = f"largest relative error {error(parity.max_relative_error)}", parity.tolerance
     if limits.dtype in ("float32", "float64"):
         return text
-    return f"{text} of the {error(limits.relative)} allowed in {limits.dtype}"
+    limit = f"{error(limits.relative)} allowed in {limits.dtype}"
+    errors = [(case.reference == limits.dtype, case.max_relative_error) for case in parity.cases]
+    own = max((e for same, e in errors if same and e is not None), default=0.0)
+    others = max((e for same, e in errors if not same and e is not None), default=0.0)
+    if not parity.passed or max(own, others) <= limits.relative:
+        return f"{text} of the {limit}"
+    text = f"largest relative error {error(others)}"
+    if others > limits.relative:
+        return f"{text}, as far as rounding moves the original itself, or {limit}"
+    return f"{text} of the {limit}, whose rounding moves the original itself by {error(own)}"
 
 
 def _excess(case: CaseRecord, tolerance: ToleranceRecord) -> str:
