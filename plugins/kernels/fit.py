@@ -1,8 +1,9 @@
-"""Kernels as they fit a multiprocessor: with other warps or stages where registers would run out.
+"""Kernels as they fit a multiprocessor: with other warps, stages or parts where registers run out.
 
 Tiles are chosen for the widths that heads mostly have. At another width, or on another compute
 capability, the same tile may take a few registers more than there are. A block of twice the warps
-has twice the registers for the same tile, and one without loads ahead of its loop needs fewer.
+has twice the registers for the same tile, one without loads ahead of its loop needs fewer, and so
+does one that goes through d_k in smaller parts. None of these changes how many blocks there are.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from linexport.plugins.kernels.launch import Kernel, LaunchPlan
 
 log = logging.getLogger(__name__)
 
-MOST_WARPS, MOST_STAGES = 16, 3
+MOST_WARPS, MOST_STAGES, LEAST_PART = 16, 3, 16
 
 IN_PARTS = "linear.segment_output"
 READ_ONLY = (
     *(IN_PARTS, "bidirectional.segment_output"),
     *("segments.segment_state", "transitions.segment_transition"),
 )
-"""Functions whose loops read nothing that they write, IN_PARTS where a block holds all of d_k."""
+"""Functions whose loops read nothing that they write, so that loads may move ahead of their turn.
+IN_PARTS is one where a block holds all of d_k."""
 
 
 def fit(plan: LaunchPlan, sm: int) -> LaunchPlan:
@@ -65,22 +67,20 @@ def excess(binary: CompiledKernel) -> int:
 
 
 def variants(kernel: Kernel) -> Iterator[Kernel]:
-    """Yield the kernel with fewer stages, with other warps, and with more stages where it may."""
+    """Yield it with fewer stages, with other warps, and where it may in smaller parts, or more stages."""
     for stages in range(kernel.stages - 1, 0, -1):
         yield replace(kernel, stages=stages)
     for warps in (2 * kernel.warps, kernel.warps // 2, 4 * kernel.warps):
         if 1 <= warps <= MOST_WARPS:
             yield replace(kernel, warps=warps)
-    for stages in range(kernel.stages + 1, MOST_STAGES + 1):
-        if _loads_ahead(kernel):
-            yield replace(kernel, stages=stages)
-
-
-def _loads_ahead(kernel: Kernel) -> bool:
-    """Return whether loads may move ahead of the loop's turn: not past stores of what they load."""
     constants: dict[str, Any] = dict(kernel.constants)
     in_parts = kernel.function == IN_PARTS and constants["BLOCK_K"] < constants["D_K"]
-    return kernel.function in READ_ONLY and not in_parts
+    if in_parts and constants["BLOCK_K"] > LEAST_PART:
+        parts = {**constants, "BLOCK_K": constants["BLOCK_K"] // 2}
+        yield replace(kernel, constants=tuple(parts.items()))
+    for stages in range(kernel.stages + 1, MOST_STAGES + 1):
+        if kernel.function in READ_ONLY and not in_parts:
+            yield replace(kernel, stages=stages)
 
 
 def _least(kernel: Kernel, tried: list[tuple[Kernel, CompiledKernel]]) -> Kernel:

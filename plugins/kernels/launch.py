@@ -190,7 +190,7 @@ class LaunchPlan:
         return list(dict.fromkeys(launch.kernel for r in routes for launch in r.launches))
 
     def with_kernels(self, chosen: Mapping[Kernel, Kernel]) -> LaunchPlan:
-        """Return the plan with other kernels, which differ in warps and stages alone."""
+        """Return the plan with other kernels, of which there are as many blocks."""
 
         def exchanged(route: Route) -> Route:
             launches = (replace(x, kernel=chosen[x.kernel]) for x in route.launches)

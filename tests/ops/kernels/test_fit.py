@@ -92,6 +92,20 @@ def test_nothing_is_loaded_ahead_of_stores_of_it(width: int, dtype: str, more: b
     assert any(one.stages > 1 for one in fit.variants(kernel)) == more
 
 
+def test_parts_of_wide_heads_become_smaller(
+    assembled: Callable[[Measure], list[Kernel]],
+) -> None:
+    """After other warps; a head that a block holds whole stays so."""
+    kernel = output_of(segmented(width=256, dtype="float32"))
+    assembled(lambda one: (dict(one.constants)["BLOCK_K"], 0))  # type: ignore[return-value]
+    (chosen,) = fit.fitting([kernel], 90).values()
+    part = {**dict(kernel.constants), "BLOCK_K": 32}
+    assert dict(kernel.constants)["BLOCK_K"] == 64
+    assert chosen == replace(kernel, constants=tuple(part.items()))
+    whole = output_of(segmented())
+    assert all(one.constants == whole.constants for one in fit.variants(whole))
+
+
 def test_where_nothing_fits_the_least_spills(
     assembled: Callable[[Measure], list[Kernel]], caplog: pytest.LogCaptureFixture
 ) -> None:
