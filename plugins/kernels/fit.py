@@ -67,7 +67,7 @@ def excess(binary: CompiledKernel) -> int:
 
 
 def variants(kernel: Kernel) -> Iterator[Kernel]:
-    """Yield it with fewer stages, with other warps, and where it may in smaller parts, or more stages."""
+    """Yield it with fewer stages, other warps, and where it may in smaller parts or more stages."""
     for stages in range(kernel.stages - 1, 0, -1):
         yield replace(kernel, stages=stages)
     for warps in (2 * kernel.warps, kernel.warps // 2, 4 * kernel.warps):
