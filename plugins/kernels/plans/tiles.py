@@ -20,18 +20,20 @@ def output(shape: Shape) -> Tile:
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
     On 8.7 and 8.9 the gated delta rule of float16 spills in loads that are not pipelined.
-    Normalised queries of several heads with decays spill in parts of 32 columns, and not in 16.
+    Normalised queries of several heads with decays spill in parts of 32 columns and not in 16, and
+    on 10.0 in chunks of 32 tokens and not in 16.
     """
     measured = hopper.output(shape)
     if measured:
         return measured
     block_k, block_v = shape.block_k, power(shape.d_v)
+    crowded = shape.grouped and shape.normalize and shape.decays
     if shape.type == "fp32" or block_k > 128:
-        crowded = shape.type == "fp32" and shape.grouped and shape.normalize and shape.decays
-        part = 16 if crowded else 32
+        part = 16 if shape.type == "fp32" and crowded else 32
         return Tile(16, min(block_k, part), min(block_v, 16), 8, 1)
     wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
-    chunk = 16 if shape.decays > 1 or wide_products else 32
+    short = shape.decays > 1 or wide_products or (crowded and shape.sm == 100)
+    chunk = 16 if short else 32
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
