@@ -22,8 +22,8 @@ WIDEST = 256
 """Most features of a head: a block holds all of them, since a query is scaled by its largest."""
 
 CHUNK = 16
-RESIDENT = {256: 2}
-"""Blocks that a multiprocessor holds, by features of a block, where they are not 4."""
+RESIDENT, RESIDENT_ON_11 = {256: 2}, {256: 2, 128: 3}
+"""Blocks that a multiprocessor holds, by features of a block, where they are not 4; on 11.0."""
 
 SCALARS = ("length", "segments", "chunks_per_segment")
 PARAMETERS = {
@@ -63,7 +63,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         segmented,
         chunk=CHUNK,
         blocks=heads,
-        resident=RESIDENT.get(power(features), 4),
+        resident=(RESIDENT_ON_11 if sm == 110 else RESIDENT).get(power(features), 4),
         in_place=("present_key_max",) if causal else (),
     )
 
