@@ -37,6 +37,11 @@ def version(include: Path) -> str:
     return ".".join(found.get(name, name) for name in names)
 
 
+def of_cuda() -> Path:
+    """Return a folder that has cuda.h."""
+    return next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
+
+
 def compiled(folder: Path, include: Path, output: Path) -> Path:
     """Compile both sources of a prepared folder.
 
@@ -48,8 +53,7 @@ def compiled(folder: Path, include: Path, output: Path) -> Path:
     Raises:
         subprocess.CalledProcessError: there are errors or warnings; has them as ``stderr``.
     """
-    cuda = next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
-    command = ["c++", *FLAGS, "-isystem", str(include), "-isystem", str(cuda)]
+    command = ["c++", *FLAGS, "-isystem", str(include), "-isystem", str(of_cuda())]
     for name, made in ((prepared.CPP, Path(os.devnull)), (prepared.SOURCE, output)):
         words = [*command, str(folder / name), "-o", str(made), "-ldl"]
         subprocess.run(words, check=True, capture_output=True, text=True)

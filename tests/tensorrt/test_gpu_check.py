@@ -22,7 +22,6 @@ import pytest
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.description import MULTIPROCESSORS
-from linexport.plugins.tensorrt import library
 from tests.support import ROOT, stand_in_driver, tensorrt_headers
 from tests.support.stand_in_driver import LEFT
 
@@ -196,9 +195,8 @@ def test_an_architecture_without_kernels_is_an_error_and_no_traceback(
 
 def test_the_plugins_compile_against_tensorrts_headers(check: ModuleType, tmp_path: Path) -> None:
     """And so does what plays their life: the stand-in's interface is TensorRT's."""
-    cuda = next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
     for include in tensorrt_headers.folders():
-        check.compile_plugins(tmp_path / "plugins.so", include, cuda)
+        check.compile_plugins(tmp_path / "plugins.so", include, tensorrt_headers.of_cuda())
 
 
 def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ for one another.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,20 +20,20 @@ from gpu import sass
 from gpu.case import Case
 from gpu.peaks import SCHEDULERS, Peaks
 from linexport.plugins.kernels.compile import CompiledKernel
-from linexport.plugins.kernels.gate import listing, occupancy
+from linexport.plugins.kernels.gate import ASYNCHRONOUS, listing, occupancy
 from linexport.plugins.kernels.launch import BYTES, Kernel, Launch, Route
 
 FAR = 2.0
 """Times of the bound from which a case is said to be limited by latency."""
 
-SLICE = 16
-"""Components that favor+ multiplies at a time: see ``sources/feature_functions.py``."""
+SLICES = {"*bf16": 32}
+"""Components that favor+ multiplies at a time, by the type of its input, where they are not 16: see
+``exponents`` in ``sources/feature_functions.py``."""
 
 FROM_SECOND_SEGMENT = ("transitions.segment_transition", "stabilized_exp.segment_maximum")
 """Kernels whose blocks of the first segment have nothing to go through."""
 
-COPIES = ("LDGSTS", "UTMALDG", "UBLKCP")
-"""Copies into shared memory that a block does not wait for."""
+BARRIER = r"BAR\b"
 
 KINDS = ("memory", "tensor", "issue")
 
@@ -48,7 +49,7 @@ def nest(kernel: Kernel, values: Mapping[str, int]) -> tuple[int, ...]:
     if kernel.function == "linear.segment_output":
         return chunks, parts if parts > 1 else math.ceil(has["QUERY_HEADS"] / has["HEADS"])
     if kernel.function == "feature_map.apply":
-        return (math.ceil(has["WIDTH"] / SLICE),)
+        return (math.ceil(has["WIDTH"] / SLICES.get(kernel.arguments[0].type, 16)),)
     known = {
         "segments.segment_state": (chunks,),
         "transitions.segment_transition": (chunks,),
@@ -108,8 +109,8 @@ def launch_row(
         "waves": blocks / (resident * peaks.multiprocessors),
         "trips": main and told[main],
         "of_a_trip": main and sass.of_a_trip(code, main, told),
-        "copies": main and _named(code, main, COPIES),
-        "barriers": main and _named(code, main, ("BAR",)),
+        "copies": main and _matching(code, main, ASYNCHRONOUS),
+        "barriers": main and _matching(code, main, BARRIER),
         "instructions": instructions,
         "loops_not_told": sum(number is None for number in told.values()),
         "flops": {kind: n * binary.warps * blocks for kind, n in products.items()},
@@ -120,10 +121,10 @@ def launch_row(
     }
 
 
-def _named(code: list[sass.Instruction], loop: sass.Loop, names: tuple[str, ...]) -> int:
-    """Count the instructions of a loop that have one of these names."""
+def _matching(code: list[sass.Instruction], loop: sass.Loop, opcodes: str) -> int:
+    """Count the instructions of a loop whose opcodes begin as a pattern says."""
     inside = code[loop.first : loop.last + 1]
-    return sum(x.opcode.partition(".")[0] in names for x in inside)
+    return sum(bool(re.match(opcodes, x.opcode)) for x in inside)
 
 
 def tensor_bytes(tensors: list[Any], route: Route, values: Mapping[str, int]) -> dict[str, int]:
