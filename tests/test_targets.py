@@ -29,7 +29,7 @@ from linexport.models.language_model import LanguageModel, LanguageModelConfig
 from linexport.plugins.ops.linear_attention import OP
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.plugins.ops.op import Node
-from linexport.targets import gated_delta_net, ort, ort_cuda
+from linexport.targets import definitions, ort, ort_cuda
 from linexport.targets.lowering import Candidate, Choice, lower
 from linexport.targets.onnx27 import UNRELEASED, raise_opset
 from tests.support import SCRIPTS
@@ -320,7 +320,7 @@ def run_plainly(
     GatedDeltaNet, of which ONNX Runtime 1.31 has no kernel for the CPU, is in standard operators.
     """
     if target == "ort-cuda":
-        onnx.save_model(gated_delta_net.defined(onnx.load(path)), str(path))
+        onnx.save_model(definitions.defined(onnx.load(path)), str(path))
     file = path.with_suffix(".npz")
     arrays = {f"in:{k}": v for k, v in fed.items()}
     arrays |= {f"out:{i}": v.numpy() for i, v in enumerate(outputs)}

@@ -31,7 +31,7 @@ from linexport.package import find_destination, package
 from linexport.plugins.cuda import library
 from linexport.plugins.kernels.description import carried_by
 from linexport.plugins.tensorrt.library import NAME as LIBRARY
-from linexport.targets import gated_delta_net
+from linexport.targets import definitions
 from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -187,7 +187,7 @@ def on_the_cpu(repository: Path) -> Path:
     assert text.count("KIND_GPU") == 1
     config.write_text(text.replace("KIND_GPU", "KIND_CPU"))
     file = repository / "lm" / "1" / "model.onnx"
-    onnx.save_model(gated_delta_net.defined(onnx.load_model(str(file))), str(file))
+    onnx.save_model(definitions.defined(onnx.load_model(str(file))), str(file))
     return repository
 
 

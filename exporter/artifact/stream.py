@@ -104,7 +104,7 @@ class Stream:
         waited = 0
         if self._pending is not None:
             waited = model.token_axis.length(self._pending)
-            feeds = model.token_axis.join(self._pending, feeds)
+            feeds = model.token_axis.join([self._pending, feeds])
         outputs, after = model.call(feeds, before)
         if waited:
             outputs = model.token_axis.cut(outputs, waited)

@@ -47,11 +47,11 @@ class TokenAxis:
             for name, array in values.items()
         }
 
-    def join(self, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the piece of both; what has no tokens is that of the second."""
+    def join(self, pieces: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+        """Return the piece of all; what has no tokens is that of the last."""
         return {
-            name: np.concatenate([first[name], array], self._axes[name])
+            name: np.concatenate([piece[name] for piece in pieces], self._axes[name])
             if name in self._axes
             else array
-            for name, array in second.items()
+            for name, array in pieces[-1].items()
         }

@@ -82,6 +82,9 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
             from linexport.report import quantisation
 
             console.print(quantisation.summary(manifest.quantisation), markup=False)
+        if manifest.packed is not None:
+            ends = manifest.packed.ends
+            console.print(f"packed batches: sequences side by side, their ends in {ends}")
         if manifest.not_built:
             console.print(
                 f"! {manifest.not_built}. On the machine of the GPU: linexport build FOLDER",

@@ -172,11 +172,20 @@ def _configured(source: str, output: Path, config: ConvertOptions) -> targets.Ta
             f"--inline is for ONNX models; target {target.name} builds engines, whose plugins take "
             "the place of the functions."
         )
+    if config.inline and config.packed_batches:
+        raise UsageError("--inline puts bodies in the place of nodes, and --packed-batches others.")
     cache = None if config.timing_cache is None else Path(config.timing_cache)
     try:
         return target.configure(
             target,
-            targets.Options(config.precision, config.sms, config.plugins, config.quick, cache),
+            targets.Options(
+                config.precision,
+                config.sms,
+                config.plugins,
+                config.quick,
+                cache,
+                config.packed_batches,
+            ),
         )
     except EnvironmentProblemError as error:
         raise EnvironmentProblemError(

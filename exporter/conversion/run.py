@@ -46,6 +46,7 @@ from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
 from linexport.targets.base import uses_library
 from linexport.targets.lowering import PORTABLE
+from linexport.targets.packed_batches import refused
 from linexport.timing.latency import BRIEF
 
 NAMED = 3
@@ -243,6 +244,8 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
     with job.watch.stage("streaming"):
         streaming = parity.check_streaming(tested, job.options.seed)
     # A model's own states are inputs and outputs: they cannot be left out.
+    if streaming.passed is False and job.target.options.packed:
+        raise refused(f"it does not stream: {streaming.reason}")
     if streaming.passed is False and original.loaded.decode_module is None:
         reason = f"exported without state: {streaming.reason}"
         if model.mixing:

@@ -21,13 +21,14 @@ from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.graph.interface import input_records, tensor_records
 from linexport.graph.walk import count_nodes
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
-from linexport.manifest.records import DimRecord, SourceRecord
+from linexport.manifest.records import DimRecord, PackedRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.system import environment
 from linexport.targets.inlined import inlined
 from linexport.targets.lowering import Choice, lower
+from linexport.targets.packed_batches import ENDS
 
 TUNE_LENGTH = 1024
 
@@ -80,10 +81,12 @@ def written(
         _check(flat)
         write.copy_files(original.loaded.files, job.folder)
         manifest = _manifest(job, original, lowered, rewritten, choices)
+        rows = lowered if target.options.packed else flat
         manifest = replace(
             manifest,
             nodes=replace(manifest.nodes, artifact=count_nodes(flat.graph)),
-            outputs=tensor_records(flat.graph.output),
+            outputs=tensor_records(rows.graph.output),
+            packed=_packed(flat.graph) if target.options.packed else None,
         )
     matches = tuple(m.where for m in rewritten.findings.matches)
     return Written(manifest, mixing, lengths, matches)
@@ -203,6 +206,10 @@ def _manifest(
         vision=original.vision,
         mtp=original.mtp,
     )
+
+
+def _packed(graph: onnx.GraphProto) -> PackedRecord:
+    return PackedRecord(ENDS, tensor_records(graph.input), tensor_records(graph.output))
 
 
 def _lowering(choice: Choice) -> LoweringRecord:

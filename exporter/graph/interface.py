@@ -54,9 +54,10 @@ def check_interface(manifest: Manifest, model: onnx.ModelProto, name: str) -> No
     graph = model.graph
     stored = {t.name for t in graph.initializer}
     inputs = tensor_records(i for i in graph.input if i.name not in stored)
+    described = manifest.packed or manifest
     problems = [
-        *_differences("input", manifest.inputs, inputs),
-        *_differences("output", manifest.outputs, tensor_records(graph.output)),
+        *_differences("input", described.inputs, inputs),
+        *_differences("output", described.outputs, tensor_records(graph.output)),
     ]
     taken = {i.name: i for i in inputs}
     made = {o.name for o in graph.output}

@@ -8,6 +8,7 @@ from linexport.manifest.inspected import OpRecord
 from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import linexport_nodes
+from linexport.targets.packed_batches import rows_of
 
 UNKNOWN = "of a package that is not installed: the function in the file runs"
 MAPS = ("feature_map", "kind")
@@ -22,13 +23,13 @@ def linexport_ops(model: onnx.ModelProto) -> tuple[OpRecord, ...]:
     if any(a.name in MAPS and a.s for node in own for a in node.attribute):
         # It registers the formulas of maps, and takes PyTorch, which other artifacts do without.
         from linexport.models import feature_maps as feature_maps
-    known = {node.name: (op, seen) for node, op, seen in linexport_nodes(model)}
+    known = {node.name: (op, seen) for node, op, seen in (*linexport_nodes(model), *rows_of(model))}
     records = []
     for node in own:
         if node.name in known:
             op, seen = known[node.name]
             record = OpRecord(
-                node.name, op.name, seen.attributes, op.sizes(seen), op.describe(seen)
+                node.name, node.op_type, seen.attributes, op.sizes(seen), op.describe(seen)
             )
         else:
             details = WHOLE if node.op_type == LAYER else UNKNOWN

@@ -120,6 +120,11 @@ class ConvertOptions:
         "--timing-cache",
         "For tensorrt: file of kernels' times that builds share; made if new.",
     )
+    packed_batches: bool = _option(
+        False,
+        "--packed-batches",
+        "For ort-cuda: calls take sequences of different lengths side by side, without padding.",
+    )
     pooling: str | None = _option(
         None,
         "--pooling",

@@ -125,6 +125,25 @@ class DimRecord(RangeRecord):
     traced: int
 
 
+TOKENS = "tokens"
+"""The axis of all tokens of a call, in a ``PackedRecord``."""
+
+
+@dataclass(frozen=True)
+class PackedRecord:
+    """The interface of a graph whose calls take sequences of their own lengths, side by side.
+
+    Attributes:
+        ends: input with the end of each sequence, after a zero; int32.
+        inputs: of the graph, in order. Those of tokens have a batch of 1, and the axis ``TOKENS``.
+        outputs: of the graph, in order.
+    """
+
+    ends: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+
+
 @dataclass(frozen=True)
 class StageRecord:
     """Seconds that a stage of the conversion took."""
@@ -281,6 +300,8 @@ class Manifest:
         placement: the execution provider that ran what was compared last; None for the CPU.
         prepared: what builds engines on other machines; None where they are built already.
         mtp: the head that proposes tokens from the model's hidden states; None without one.
+        packed: the graph's own interface where its calls take sequences side by side, and
+            linexport's rows of one length; None where the two are one.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -331,6 +352,7 @@ class Manifest:
     placement: PlacementRecord | None = None
     prepared: PreparedRecord | None = None
     mtp: PredictorRecord | None = None
+    packed: PackedRecord | None = None
 
     @property
     def failure(self) -> str:
@@ -354,6 +376,7 @@ class Manifest:
             parity=own.parity,
             vision=None,
             mtp=None,
+            packed=None,
         )
 
     @property

@@ -63,6 +63,11 @@ def package(
             f"{source} has a head for multi-token prediction, which {destination.name} does not "
             "run. Convert the model again with --no-mtp."
         )
+    if manifest.packed is not None and not destination.by_linexport:
+        raise UsageError(
+            f"{source} takes packed batches, and {destination.name} gives rows. Convert the model "
+            "again without --packed-batches."
+        )
     unknown = sorted(given.keys() - destination.options.keys())
     if unknown:
         known = ", ".join(destination.options) or "none"

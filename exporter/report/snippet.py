@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from linexport.manifest import Manifest
-from linexport.manifest.records import DimRecord
+from linexport.manifest.records import TOKENS, DimRecord, InputRecord, PackedRecord
 
 NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
 
@@ -29,8 +30,8 @@ with open("manifest.json") as file:
 
 
 def zeros(state):
-    # Symbolic dimensions of a state are the batch, here 1.
-    shape = [size if isinstance(size, int) else 1 for size in state["shape"]]
+    # Symbolic dimensions of a state are the batch, here {batch}.
+    shape = [size if isinstance(size, int) else {batch} for size in state["shape"]]
     return np.zeros(shape, state["dtype"])
 
 
@@ -41,6 +42,9 @@ outputs = dict(zip(names, session.run(None, {feeds} | past)))
 # The next piece of the same sequence continues from the states just returned.
 past = {{state["past"]: outputs[state["present"]] for state in states}}
 """
+
+SIDE_BY_SIDE = [0, 3, 5]
+"""Ends of the sequences of an example."""
 
 OURS = """\
 import numpy as np
@@ -67,7 +71,18 @@ def with_onnxruntime(manifest: Manifest) -> str:
     """Running model.onnx without linexport installed."""
     code = STATEFUL if manifest.states else STATELESS
     provider = f"{'CUDA' if manifest.target == 'ort-cuda' else 'CPU'}ExecutionProvider"
-    return code.format(feeds=_feeds(manifest), provider=provider)
+    packed = manifest.packed
+    feeds = _feeds(manifest) if packed is None else _side_by_side(manifest, packed)
+    batch = 1 if packed is None else len(SIDE_BY_SIDE) - 1
+    return code.format(feeds=feeds, provider=provider, batch=batch)
+
+
+def _side_by_side(manifest: Manifest, packed: PackedRecord) -> str:
+    """Feeds of two sequences side by side, of three tokens and of two."""
+    tokens = DimRecord(1, SIDE_BY_SIDE[-1], None, batch=False, traced=1)
+    others = tuple(InputRecord(**vars(i)) for i in packed.inputs if i.name != packed.ends)
+    feeds = _feeds(replace(manifest, inputs=others, dims={TOKENS: tokens}))
+    return f"{feeds[:-1]}, {json.dumps(packed.ends)}: np.array({SIDE_BY_SIDE}, np.int32)}}"
 
 
 def _feeds(manifest: Manifest) -> str:

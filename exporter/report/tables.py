@@ -89,6 +89,8 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
 
 
 def _capabilities(manifest: Manifest) -> str:
+    if manifest.packed is not None:
+        return "packed batches: sequences side by side"
     sms = manifest.options.sms if manifest.options else ()
     return f"compute capability {', '.join(f'{sm / 10:.1f}' for sm in sms)}" if sms else ""
 
@@ -201,10 +203,11 @@ def rejected(manifest: Manifest) -> Table | None:
 
 
 def interface(manifest: Manifest) -> Table | None:
-    """Inputs, outputs and pairs of states."""
+    """Inputs, outputs and pairs of states of the graph."""
+    graph = manifest.packed or manifest
     rows = [
         [Cell(kind), Cell(one.name, tone="code"), *_tensor(one)]
-        for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs))
+        for kind, tensors in (("input", graph.inputs), ("output", graph.outputs))
         for one in tensors
     ]
     for state in manifest.states:

@@ -6,11 +6,14 @@ Sessions share a call if their pieces have one length T and their states agree i
 batch axis: the tokens counted (``past_length``), or the length of a state that grows. Where the
 model has a padding mask, states that grow may differ in length: the shorter ones begin with rows
 of zeros, and zeros in the mask say that these are padding.
+
+A model of packed batches takes pieces of any lengths, side by side: (1, n, ...), n tokens in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ class Layout:
     Attributes:
         most: number of sessions a call may join at most.
         longest: tokens of a call at most; None where nothing bounds them.
+        packed: the model takes packed batches.
 
     Raises:
         UsageError: the batch of the model is fixed at more than one.
@@ -47,20 +51,26 @@ class Layout:
         self._states = model.states
         self._rows = {n: s.index(batch) for n, s in shapes.items() if batch in s}
         self._masked = any(s.op == PADDING for s in states)
-        self.longest = model.longest
+        self.longest, self._axis = model.longest, model.token_axis
+        self._packed = model.manifest.packed
+        self.packed = self._packed is not None
         alone = isinstance(batch, int) or len(self._rows) < len(shapes)
         limit = 1 if alone else dims[str(batch)].max
         self.most = limit or 2**31
 
-    def joins(self, state: Mapping[str, np.ndarray]) -> Hashable:
-        """Return what must be equal in the states of sessions that share a call."""
+    def joins(self, state: Mapping[str, np.ndarray], tokens: int) -> Hashable:
+        """Return what must be equal in sessions that share a call, of state and tokens to come."""
         counted = [int(state[LENGTH[0]][0])] if LENGTH[0] in state else []
-        return *counted, *([] if self._masked else self._lengths(state))
+        length = [] if self.packed else [tokens]
+        return *length, *counted, *([] if self._masked else self._lengths(state))
 
     def stack_inputs(self, feeds: Sequence[Arrays]) -> Arrays:
         """Return the inputs of a call of these sessions."""
         if len(feeds) == 1:
             return feeds[0]
+        if self._packed is not None:
+            ends = np.cumsum([0, *map(self._axis.length, feeds)], dtype=np.int32)
+            return {**self._axis.join(feeds), self._packed.ends: ends}
         return {n: np.concatenate([f[n] for f in feeds], self._rows[n]) for n in feeds[0]}
 
     def is_row(self, name: str) -> bool:
@@ -92,10 +102,15 @@ class Layout:
             found[name] = values
         return found
 
-    def outputs(self, outputs: Arrays, rows: int) -> list[Arrays]:
-        """Return the outputs of each session of a call."""
+    def outputs(self, outputs: Arrays, lengths: Sequence[int]) -> list[Arrays]:
+        """Return the outputs of each session of a call; ``lengths`` are their tokens."""
+        rows = len(lengths)
         if rows == 1:
             return [outputs]
+        if self.packed:
+            starts = [0, *accumulate(lengths)]
+            pieces = (self._axis.cut(outputs, *ends) for ends in pairwise(starts))
+            return [{name: values.copy() for name, values in piece.items()} for piece in pieces]
         parts = {n: np.split(values, rows, self._rows[n]) for n, values in outputs.items()}
         return [{n: part[row].copy() for n, part in parts.items()} for row in range(rows)]
 

@@ -1,7 +1,8 @@
 """Continuous batching: one call of the model advances every session that has something queued.
 
     advance:  one token of each session that has just one to come    one call for all of them
-              a chunk of the prompt whose turn it is                 one call
+              a chunk of the prompt whose turn it is                 one call, or the same one
+                                                                     where batches are packed
 
 Sessions join and leave between calls. Prompts take turns, a chunk each, so that neither the
 sessions that decode nor a short prompt wait for a long one. A state belongs to its session alone:
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from linexport.artifact.call_inputs import Arrays
@@ -143,17 +146,18 @@ class Pool:
         queued = [s for s in self._slots.sessions if s.progress.pieces]
         following = {s: s.progress.pieces[0].following(self._chunk) for s in queued}
         single = [s for s, length in following.items() if length == 1]
-        groups = self._joined([self._take(s, 1) for s in single])
         waiting = [s for s in turns if following.get(s, 1) > 1]
-        if waiting:
-            length = following[waiting[0]]
-            alike = [s for s in waiting if following[s] == length]
-            chosen = alike[: max(1, self._chunk // length)]
-            groups += self._joined([self._take(s, length) for s in chosen])
-            for session in chosen:
-                turns.remove(session)
-                turns.append(session)
-        return groups
+        chosen = self._chosen(waiting, following)
+        for session in chosen:
+            turns.remove(session)
+            turns.append(session)
+        return self._joined([self._take(s, following[s]) for s in (*single, *chosen)])
+
+    def _chosen(self, waiting: list[Session], following: Mapping[Session, int]) -> list[Session]:
+        """Return the prompts whose turn it is: as many as make a chunk, one at least."""
+        alike = [s for s in waiting if self._layout.packed or following[s] == following[waiting[0]]]
+        ends = [*accumulate(following[s] for s in alike)]
+        return alike[: max(1, bisect_right(ends, self._chunk))]
 
     def _take(self, session: Session, tokens: int) -> _Part:
         progress = session.progress
@@ -166,10 +170,10 @@ class Pool:
         return _Part(session, progress.version, feeds, progress.place, tokens, marked)
 
     def _joined(self, parts: Iterable[_Part]) -> list[list[_Part]]:
-        """Split parts of one length into those that may share a call."""
+        """Split parts into those that may share a call."""
         found = defaultdict(list)
         for part in parts:
-            found[self._layout.joins(self._store.lengths(part.place))].append(part)
+            found[self._layout.joins(self._store.lengths(part.place), part.tokens)].append(part)
         most = self._layout.most
         return [g[at : at + most] for g in found.values() for at in range(0, len(g), most)]
 
@@ -191,7 +195,8 @@ class Pool:
                 return {s: o for part in group for s, o in self._run([part]).items()}
             return self._keep(group, [_refused(error)], stack, {})
         lost = self._lost(after, group[0].tokens, outputs)
-        results: list[Outcome] = list(self._layout.outputs(outputs, len(group)))
+        tokens = [part.tokens for part in group]
+        results: list[Outcome] = list(self._layout.outputs(outputs, tokens))
         for row, names in lost.items():
             results[row] = _ended(names)
         rest = {name: values for name, values in after.items() if name not in stack.into}

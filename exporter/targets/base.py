@@ -94,7 +94,7 @@ def run_into(
 
 def uses_library(manifest: Manifest) -> bool:
     """Return whether the CPU library is to run an artifact, where one is built."""
-    return manifest.trusts_library and library.computes(manifest.fused)
+    return manifest.packed is None and manifest.trusts_library and library.computes(manifest.fused)
 
 
 def unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -112,6 +112,7 @@ class Options:
         plugins: run linexport ops by plugins where there is one.
         quick: of these, prefer those that TensorRT runs by itself, without a plugin library.
         timing_cache: file of kernels' times that builds share; None: none is kept.
+        packed: calls take sequences of their own lengths, side by side.
     """
 
     precision: str = "fp32"
@@ -119,6 +120,7 @@ class Options:
     plugins: bool = True
     quick: bool = False
     timing_cache: Path | None = None
+    packed: bool = False
 
 
 def check_precision(options: Options) -> None:
@@ -142,7 +144,8 @@ def without_options(target: Target, options: Options) -> Target:
     if options != Options():
         raise UsageError(
             "--precision, --sm, --no-plugins, --quick and --timing-cache are of targets that build "
-            f"engines, the first three of ort-cuda, too; found target {target.name}."
+            "engines, the first three of ort-cuda, too, and --packed-batches of that alone; found "
+            f"target {target.name}."
         )
     return target
 

@@ -1,7 +1,10 @@
 """ONNX Runtime's GatedDeltaNet: the rules of LinearAttention, on heads that have an axis.
 
-    GatedDeltaNet(q, k (B, T, G, d_k), v (B, T, H, d_v), cu_seqlens, g (B, T, H) or (B, T, H, d_k),
+    GatedDeltaNet(q, k (B, T, G, d_k), v (B, T, H, d_v), , g (B, T, H) or (B, T, H, d_k),
                   beta (B, T, H), S_0 (B, H, d_v, d_k))  ->  o (B, T, H, d_v), S_T
+
+    with cu_seqlens (B + 1), int32, for (B, T):  (n), the tokens of all sequences side by side;
+    those of sequence i are cu_seqlens[i] ... cu_seqlens[i + 1] - 1
 
     S'  = S_{t-1} e^{g_t}                                S_{t-1} without a decay
     S_t = S' + beta_t (v_t - S' k_t) k_t^T               S' + v_t k_t^T without beta
@@ -9,8 +12,7 @@
 
 G divides H, and a head of queries and keys serves H / G of values. ONNX Runtime has a kernel for
 CUDA, which on an H100 took a sixth to a half of the time of LinearAttention's for 8,192 tokens and
-needs no padding. For the CPU it has one from 1.32 on; without, ``defined`` writes the operator in
-standard ones.
+needs no padding. For the CPU it has one from 1.32 on; without, ``definition`` is run.
 
 Source: the schema of ``com.microsoft.GatedDeltaNet`` in ONNX Runtime 1.31; 1.32 has one more
 attribute and more types of decay and beta.
@@ -18,22 +20,21 @@ attribute and more types of decay and beta.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from linexport.graph.walk import nodes_within
 from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes
+from linexport.plugins.ops.op import attribute_value
+from linexport.targets.ragged import Rows
 
 OP = "GatedDeltaNet"
 
 INPUTS = ("query", "key", "value", "cu_seqlens", "decay", "beta", "initial_state")
-
-DEFINED = "linexport.onnxruntime"
-"""Domain of the functions that stand for it."""
+OUTPUTS = ("output", "final_state")
 
 
 def call(
@@ -41,6 +42,7 @@ def call(
     spec: LinearAttentionSpec,
     sizes: AttentionSizes,
     inputs: tuple[str, str, str, str, str, str],
+    ends: str = "",
 ) -> tuple[str, str]:
     """Write the operator between packed heads.
 
@@ -50,6 +52,7 @@ def call(
         sizes: of it.
         inputs: query, key (B, T, G d_k), value (B, T, H d_v), state (B, H, d_k, d_v), decay and
             beta, as LinearAttention's; "" for none.
+        ends: cu_seqlens, where all but the state have (1, n) for (B, T); "" for none.
 
     Returns:
         The output (B, T, H d_v) and the state (B, H, d_k, d_v), in float32.
@@ -57,12 +60,16 @@ def call(
     # In float16 it multiplies with fragments of that type, which sums of a sequence may leave.
     query, key, value, past, decay, beta = (x and b.Cast(x, to=TensorProto.FLOAT) for x in inputs)
     heads, d_k, d_v = spec.kv_num_heads, sizes.d_k, sizes.d_v
-    query, key = (b.Reshape(x, b.const([0, 0, sizes.key_heads, d_k])) for x in (query, key))
+    lead = [-1] if ends else [0, 0]
+    query, key = (b.Reshape(x, b.const([*lead, sizes.key_heads, d_k])) for x in (query, key))
     tokens = b.Shape(value, start=0, end=2)
-    if sizes.decay_per_channel:
-        decay = b.Reshape(decay, b.const([0, 0, heads, d_k]))
     if beta and not sizes.beta_per_head:
         beta = b.Expand(beta, b.Concat(tokens, b.const([heads]), axis=0))
+    if sizes.decay_per_channel:
+        decay = b.Reshape(decay, b.const([*lead, heads, d_k]))
+    elif ends and decay:
+        decay = b.Reshape(decay, b.const([*lead, heads]))
+    beta = b.Reshape(beta, b.const([*lead, heads])) if ends and beta else beta
     if past:
         past = b.Transpose(past, perm=[0, 1, 3, 2])
     else:  # from which the operator reads how many sequences there are
@@ -70,67 +77,39 @@ def call(
         past = b.Expand(b.const(0.0), state)
     output, state = b.node(
         OP,
-        *(query, key, b.Reshape(value, b.const([0, 0, heads, d_v])), "", decay, beta, past),
+        *(query, key, b.Reshape(value, b.const([*lead, heads, d_v])), ends, decay, beta, past),
         outputs=2,
         domain=MICROSOFT,
         update_rule=spec.update_rule,
         scale=float(spec.scale),
     )
-    packed = b.Reshape(output, b.const([0, 0, heads * d_v]))
+    packed = b.Reshape(output, b.const([1, -1, heads * d_v] if ends else [0, 0, heads * d_v]))
     return packed, b.Transpose(state, perm=[0, 1, 3, 2])
 
 
-def is_in(model: onnx.ModelProto) -> bool:
-    """Return whether a graph or function of a model has the operator."""
-    return next(_calls(model), None) is not None
+def definition(domain: str, name: str, node: onnx.NodeProto) -> onnx.FunctionProto:
+    """Return what a node that ``call`` writes computes, in standard operators."""
+    settings = {a.name: attribute_value(a) for a in node.attribute}
+    rule, scale = settings["update_rule"], settings["scale"]
+    b, given = Body(), {name: name for name in INPUTS}
+    if not node.input[INPUTS.index("cu_seqlens")]:
+        outputs = _recurrence(b, rule, scale, given)
+    else:
+        # A token of zeros changes no state: without decay, key and beta there is nothing to add.
+        rows = Rows.of(b, given["cu_seqlens"], given["value"])
+        by_token = ["query", "key", "value"]
+        by_token += ["decay"] if rule.startswith("gated") else []
+        by_token += ["beta"] if rule.endswith("delta") else []
+        output, last = _recurrence(
+            b, rule, scale, given | {name: rows.padded(given[name]) for name in by_token}
+        )
+        outputs = rows.joined(output), last
+    return b.function(domain, name, INPUTS, dict(zip(OUTPUTS, outputs, strict=True)))
 
 
-def defined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with every GatedDeltaNet a function of standard operators.
-
-    The very model where it has none. Nodes are those that ``call`` writes.
-    """
-    if not is_in(model):
-        return model
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    functions: dict[tuple[str, float], onnx.FunctionProto] = {}
-    for owner, node in _calls(changed):
-        settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        rule, scale = settings["update_rule"].decode(), settings["scale"]
-        # Names of their own: ONNX Runtime does not see overloads of nodes within functions.
-        if (rule, scale) not in functions:
-            name = f"{OP}_{rule}_{len(functions)}"
-            functions[rule, scale] = _definition(name, rule, scale)
-        function = functions[rule, scale]
-        node.domain, node.op_type = function.domain, function.name
-        del node.attribute[:]
-        if DEFINED not in {o.domain for o in owner.opset_import}:
-            owner.opset_import.append(helper.make_opsetid(DEFINED, 1))
-    changed.functions.extend(functions.values())
-    if DEFINED not in {o.domain for o in changed.opset_import}:
-        changed.opset_import.append(helper.make_opsetid(DEFINED, 1))
-    return changed
-
-
-def _calls(
-    model: onnx.ModelProto,
-) -> Iterator[tuple[onnx.ModelProto | onnx.FunctionProto, onnx.NodeProto]]:
-    """Yield every node of the operator with what declares its domains."""
-    owners: list[tuple[onnx.ModelProto | onnx.FunctionProto, Iterator[onnx.NodeProto]]] = [
-        (model, nodes_within(model.graph.node)),
-        *((f, nodes_within(f.node)) for f in model.functions),
-    ]
-    for owner, nodes in owners:
-        for node in nodes:
-            if (node.domain, node.op_type) == (MICROSOFT, OP):
-                yield owner, node
-
-
-def _definition(name: str, rule: str, scale: float) -> onnx.FunctionProto:
-    """Return the recurrence as a Scan over tokens."""
-    b = Body()
-    query, key, value, _, decay, beta, past = INPUTS
+def _recurrence(b: Body, rule: str, scale: float, given: Mapping[str, str]) -> tuple[str, str]:
+    """Write the recurrence as a Scan over tokens; heads have an axis, and so have sequences."""
+    query, key, value, _, decay, beta, past = (given[name] for name in INPUTS)
     shape, d_k = b.Shape(value), b.Shape(key, start=3, end=4)
     group = b.Div(b.Slice(shape, b.const([2]), b.const([3])), b.Shape(key, start=2, end=3))
     heads = b.Concat(b.Shape(value, start=0, end=3), d_k, axis=0)
@@ -165,4 +144,4 @@ def _definition(name: str, rule: str, scale: float) -> onnx.FunctionProto:
         scan_input_axes=[1] * len(sequences),
         scan_output_axes=[1],
     )
-    return b.function(DEFINED, name, INPUTS, {"output": outputs, "final_state": last})
+    return outputs, last

@@ -143,7 +143,7 @@ def _called(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
     if dialect.splits_heads:
         seen = replace(sizes, d_k=d_k, d_v=d_v)
         given = (query, key, value, past_state, decay, beta)
-        output, state = gated_delta_net.call(b, spec, seen, given)
+        output, state = gated_delta_net.call(b, spec, seen, given, dialect.ends)
     else:
         output, state = kernel.call(value, past_state, beta)
     if (d_k, d_v) != (sizes.d_k, sizes.d_v):

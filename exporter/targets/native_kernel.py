@@ -27,12 +27,14 @@ class Dialect:
         mixes_types: half-precision activations go with a state in float32. ONNX Runtime's kernel
             computes so, but its type inference refuses it.
         splits_heads: the operator is GatedDeltaNet.
+        ends: cu_seqlens of sequences side by side, which only that operator takes; "" for none.
     """
 
     domain: str
     shares_keys: bool
     mixes_types: bool
     splits_heads: bool = False
+    ends: str = ""
 
 
 ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True, mixes_types=False)

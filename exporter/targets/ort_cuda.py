@@ -15,6 +15,9 @@ token, and both are called in float32: LinearAttention's state has the type of t
 
 ``--sm`` names GPUs that nodes carry linexport's own kernels for, which the CUDA library launches
 (``plugins.cuda``). The above is then what their functions are made of: other programs run these.
+
+``--packed-batches``: calls take sequences of their own lengths; see ``packed_batches``.
+GatedDeltaNet takes them, and so does VarlenCausalConvWithState.
 """
 
 from __future__ import annotations
@@ -27,18 +30,28 @@ from typing import Any
 
 import onnx
 
-from linexport.errors import UsageError
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.description import LAUNCH, Description
 from linexport.plugins.kernels.launch import TYPES
-from linexport.plugins.ops import causal_conv, linear_attention
+from linexport.plugins.ops import causal_conv, causal_conv_tokens, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
-from linexport.plugins.ops.op import Node, Op
-from linexport.targets import cuda_bfloat16, diagonal, kernels, native_kernel
-from linexport.targets.base import DTYPES, Options, OrtSession, Target, check_precision
+from linexport.plugins.ops.op import Lowering, Node, Op
+from linexport.targets import cuda_bfloat16, diagonal, kernels, native_kernel, varlen_conv
+from linexport.targets.base import (
+    DTYPES,
+    InferenceSession,
+    Options,
+    OrtSession,
+    Target,
+    check_precision,
+)
 from linexport.targets.lowering import Candidate, Rules, by_rules
+from linexport.targets.packed_batches import ENDS, packed
+from linexport.targets.packed_session import by_rows
 from linexport.targets.providers import CPU, CPU_ONLY
 from linexport.targets.trt import parser_form
+from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.layers import with_layers
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.target import planned
@@ -54,6 +67,10 @@ WIDEST = 1024
 
 DIVIDED_KEYS, DIVIDED_VALUES = (64, 128), 32
 """Widths of keys, and multiple of widths of values, for which states are divided among blocks."""
+
+
+_GATED_DELTA_NET = "gated_delta_net"
+"""Name of the lowering to that operator."""
 
 
 def _conv(node: Node, wide: bool = False) -> Sequence[Candidate]:
@@ -81,14 +98,19 @@ def _attention(node: Node) -> Sequence[Candidate]:
     return [_divided(node) or _whole(node)]
 
 
-def _gated_delta_net(node: Node) -> Candidate:
+def _conv_tokens(node: Node) -> Sequence[Candidate]:
+    reason = f"ONNX Runtime's {varlen_conv.OP}"
+    return [Candidate("varlen", reason, causal_conv_tokens.OP.portable)]
+
+
+def _gated_delta_net(node: Node, ends: str = "") -> Candidate:
     spec, sizes = view(node)
     d_k = next(width for width in KEYS if sizes.d_k <= width)
     shares = spec.q_num_heads == sizes.key_heads
-    dialect = replace(native_kernel.GATED_DELTA_NET, shares_keys=shares)
+    dialect = replace(native_kernel.GATED_DELTA_NET, shares_keys=shares, ends=ends)
     write = partial(kernels.native_columns, d_k=d_k, dialect=dialect)
     padded = "" if d_k == sizes.d_k else f", keys padded to {d_k}"
-    return Candidate("gated_delta_net", f"ONNX Runtime's GatedDeltaNet{padded}", write)
+    return Candidate(_GATED_DELTA_NET, f"ONNX Runtime's GatedDeltaNet{padded}", write)
 
 
 def takes(d_k: int, d_v: int) -> bool:
@@ -125,6 +147,34 @@ _RULES: Rules = {causal_conv.OP: _conv, linear_attention.OP: _attention}
 _BFLOAT16_RULES: Rules = {**_RULES, causal_conv.OP: partial(_conv, wide=True)}
 
 
+def _packed_attention(node: Node) -> Sequence[Candidate]:
+    """The only operator for packed batches.
+
+    Raises:
+        UnsupportedModelError: it does not take this attention.
+    """
+    (found,) = _attention(node)
+    if found.name != _GATED_DELTA_NET:
+        raise UnsupportedModelError(
+            "Packed batches are for attention that ONNX Runtime's GatedDeltaNet takes. Found "
+            f"{linear_attention.OP.describe(node)}; what there is for it is {found.reason}. Leave "
+            "out --packed-batches for rows of one length."
+        )
+    return [found]
+
+
+_PACKED_RULES: Rules = {
+    linear_attention.OP: _packed_attention,
+    causal_conv_tokens.OP: _conv_tokens,
+}
+
+
+def _packed_lowering(op: Op, node: Node) -> Lowering:
+    if op is causal_conv_tokens.OP:
+        return partial(varlen_conv.lowering, ends=ENDS)
+    return _gated_delta_net(node, ENDS).write
+
+
 def configure(target: Target, options: Options) -> Target:
     """Return the target for these options.
 
@@ -136,6 +186,10 @@ def configure(target: Target, options: Options) -> Target:
     check_precision(options)
     if not options.plugins and options.sms:
         raise UsageError("--sm names GPUs to compile kernels for, and --no-plugins wants none.")
+    if options.packed and options.sms:
+        raise UsageError(
+            "--packed-batches are for ONNX Runtime's kernels, and --sm for linexport's."
+        )
     contract.architectures(options.sms)
     if options == Options():
         return target
@@ -151,7 +205,8 @@ def configure(target: Target, options: Options) -> Target:
 def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     takes = cuda_bfloat16.OPERATORS if options.precision == "bf16" else None
     if not options.sms:
-        return half(model, options.precision, takes)
+        ready = tokens_first(model) if options.packed else model
+        return half(ready, options.precision, takes)
     describe = partial(_described, options)
     return parser_form.mark_plugins(planned(options, model, takes), describe, filled=False)
 
@@ -169,6 +224,8 @@ def _described(options: Options, op: Op, node: Node) -> Description | None:
 
 def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
     """The kernels where the node carries them; its function is for programs without the library."""
+    if options.packed:
+        return by_rules(_PACKED_RULES)(op, node)
     rules = _BFLOAT16_RULES if options.precision == "bf16" else _RULES
     functions = by_rules(rules)(op, node)
     if LAUNCH not in node.annotations:
@@ -177,14 +234,15 @@ def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
 
 
 def _written(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
+    if options.packed:
+        return packed(lowered, _packed_lowering)
     return parser_form.parsable(with_layers(options, lowered)) if options.sms else lowered
 
 
-def _open(model: Path | bytes, **keywords: Any) -> OrtSession:
+def _open(model: Path | bytes, **keywords: Any) -> InferenceSession:
     """Open a model; one in bfloat16, which no CPU kernels take, is widened on the CPU."""
-    if keywords.get("execution", CPU_ONLY).provider == CPU:
-        return open_here(model, **keywords)
-    return OrtSession(model, **keywords)
+    on_cpu = keywords.get("execution", CPU_ONLY).provider == CPU
+    return by_rows((open_here if on_cpu else OrtSession)(model, **keywords))
 
 
 TARGET = Target(name="ort-cuda", candidates=by_rules(_RULES), open=_open, configure=configure)

@@ -22,7 +22,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
-from linexport.targets import gated_delta_net, ort_graphs, placement
+from linexport.targets import definitions, ort_graphs, placement
 from linexport.targets.ort_options import changed_graph, with_graph
 from linexport.targets.providers import CPU, CUDA, Execution
 
@@ -64,7 +64,7 @@ def opened(
     try:
         return Opened(_on_cpu(source, chosen))
     except NotImplemented:
-        return Opened(_on_cpu(with_graph(source, chosen, gated_delta_net.defined), chosen))
+        return Opened(_on_cpu(with_graph(source, chosen, definitions.defined), chosen))
 
 
 def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:

@@ -24,7 +24,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph.walk import all_nodes, nodes_within
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.ops.op import DOMAIN
-from linexport.targets import gated_delta_net
+from linexport.targets import definitions
 from linexport.targets.providers import PROVIDERS, Execution, add_provider
 from linexport.targets.shape_arithmetic import shape_arithmetic
 
@@ -56,9 +56,7 @@ def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
     wrongly is written otherwise.
     """
     named = onnx.ModelProto()
-    named.CopyFrom(
-        model if PROVIDERS[provider].runs_gated_delta_net else gated_delta_net.defined(model)
-    )
+    named.CopyFrom(model if PROVIDERS[provider].has_kernels else definitions.defined(model))
     for function in named.functions:
         for i, node in enumerate(nodes_within(function.node)):
             node.name = f"{MARK}{i}"

@@ -72,7 +72,7 @@ class Provider:
         advice: what to try where the library offers no device.
         needs: of NVIDIA's that are part of ONNX Runtime, what installs the libraries they load.
         amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
-        runs_gated_delta_net: it has a kernel of that operator of ONNX Runtime's.
+        has_kernels: it has them of the operators of ONNX Runtime's in ``definitions``.
     """
 
     ort_name: str
@@ -85,7 +85,7 @@ class Provider:
     advice: str = "Run linexport on a machine that has such a device."
     needs: str = ""
     amend: Callable[[Iterable[onnx.NodeProto]], None] = _as_it_is
-    runs_gated_delta_net: bool = False
+    has_kernels: bool = False
 
 
 PROVIDERS = {
@@ -94,7 +94,7 @@ PROVIDERS = {
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
         options=lambda threads: {"use_tf32": "0"},
-        runs_gated_delta_net=True,
+        has_kernels=True,
         needs="CUDA's libraries and cuDNN are installed by pip install "
         "'onnxruntime-gpu[cuda,cudnn]', and libcuda.so.1 by NVIDIA's driver.",
     ),

@@ -59,6 +59,36 @@ def test_any_schedule_of_a_model_that_counts_positions(
     schedule.check(counting, values)
 
 
+@pytest.fixture(scope="session")
+def packed(converted: Callable[..., Path]) -> Artifact:
+    """A language model of packed batches."""
+    folder = converted("language_model", target="ort-cuda", packed_batches=True)
+    return linexport.load(folder, threads=1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(schedule=schedules())
+def test_any_schedule_of_packed_batches(packed: Artifact, schedule: Schedule) -> None:
+    schedule.check(packed, tokens)
+
+
+def test_prompts_of_any_lengths_share_the_call_of_those_that_decode(
+    packed: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, call = [], packed.call
+    monkeypatch.setattr(packed, "call", lambda f, *s: calls.append(f) or call(f, *s))
+    with packed.pool(slots=5, chunk=16) as pool:
+        sessions = [pool.open() for _ in range(5)]
+        for seed, (session, length) in enumerate(zip(sessions, (1, 12, 1, 3, 9), strict=True)):
+            session.push(tokens(length, seed))
+        assert {s: o["output"].shape[1] for s, o in pool.advance().items()} == dict(
+            zip(sessions, (1, 12, 1, 3), strict=False)  # the fifth begins no chunk of 16
+        )
+        assert set(pool.advance()) == {sessions[4]}
+    assert [f["tokens"].shape for f in calls] == [(1, 17), (1, 9)]
+    assert sorted(np.diff(calls[0]["cu_seqlens"])) == [1, 1, 3, 12] and len(calls[1]) == 1
+
+
 def test_one_call_advances_all_that_decode(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,8 @@ def _check(flavour: Flavour, options: Options) -> None:
             f"{flavour.title} takes no --timing-cache: it times nothing while it builds, and "
             "compiles for the GPU where the engine is opened."
         )
+    if options.packed:
+        raise UsageError("--packed-batches are of target ort-cuda: engines take rows.")
     if options.quick and not flavour.on_gpu:
         raise UsageError(f"{flavour.title} takes no quickly deployable plugins: leave out --quick.")
     if options.quick and not options.plugins:

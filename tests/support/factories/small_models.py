@@ -384,3 +384,25 @@ class BesideSoftmax(nn.Module):
 
 def beside_softmax():
     return BesideSoftmax(), (torch.randn(2, 16, 8),)
+
+
+class TwoStepsAToken(nn.Module):
+    """Every token is two of the attention's."""
+
+    def forward(self, x):
+        twice = torch.stack([x, x.roll(1, -1)], 2).flatten(1, 2)
+        return attend(twice)[0].unflatten(1, (-1, 2)).sum(2)
+
+
+def two_steps_a_token():
+    return TwoStepsAToken(), (torch.randn(2, 16, 8),)
+
+
+class SharedQueries(nn.Module):
+    def forward(self, x):
+        key = x[..., :4]
+        return linear_attention(x, key, key, q_num_heads=2, kv_num_heads=1)[0]
+
+
+def shared_queries():
+    return SharedQueries(), (torch.randn(2, 16, 8),)

@@ -1,0 +1,77 @@
+"""A model of packed batches, called with rows of one length or with sequences side by side.
+
+    (B, ..., T, ...)  -->  (1, ..., B T, ...) and cu_seqlens (0, T, ... B T)  -->  (B, ..., T, ...)
+
+Inputs among which there is ``cu_seqlens`` are side by side already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from linexport.manifest.records import TOKENS
+from linexport.targets.base import OrtSession
+from linexport.targets.packed_batches import ENDS
+
+
+def by_rows(session: OrtSession) -> OrtSession | PackedSession:
+    """Return the session of a model that takes rows; one of any other model as it is."""
+    takes = {i.name for i in session.inner.get_inputs()}
+    return PackedSession(session) if ENDS in takes else session
+
+
+class PackedSession:
+    """A ``DeviceSession`` of a model of packed batches.
+
+    Args:
+        session: of it.
+
+    Attributes:
+        inner, native, placement: those of the session.
+        hold, empty, array, close: likewise.
+    """
+
+    def __init__(self, session: OrtSession) -> None:
+        self._session = session
+        self.inner, self.native, self.placement = session.inner, session.native, session.placement
+        self.hold, self.empty, self.array = session.hold, session.empty, session.array
+        self.close = session.close
+        infos = (*self.inner.get_inputs(), *self.inner.get_outputs())
+        self._axes = {i.name: i.shape.index(TOKENS) for i in infos if TOKENS in i.shape}
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``InferenceSession``."""
+        return self._called(self._session.run, inputs)
+
+    def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``OutputWriter``; the outputs that have arrays are states."""
+        return self._called(lambda given: self._session.run_into(given, arrays), inputs)
+
+    def _called(
+        self, call: Callable[[Mapping[str, Any]], dict[str, Any]], inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        if ENDS in inputs:
+            return call(inputs)
+        rows = {name: np.asarray(x) for name, x in inputs.items() if name in self._axes}
+        name, first = next(iter(rows.items()))
+        batch, length = first.shape[0], first.shape[self._axes[name]]
+        ends = np.arange(batch + 1, dtype=np.int32) * length
+        outputs = call({**inputs, **{n: self._joined(n, x) for n, x in rows.items()}, ENDS: ends})
+        return {n: self._split(n, x, batch) for n, x in outputs.items()}
+
+    def _joined(self, name: str, rows: np.ndarray) -> np.ndarray:
+        axis = self._axes[name]
+        first = np.moveaxis(rows, axis, 1)
+        joined = first.reshape(1, -1, *first.shape[2:])
+        return np.ascontiguousarray(np.moveaxis(joined, 1, axis))
+
+    def _split(self, name: str, values: Any, batch: int) -> Any:
+        if name not in self._axes:
+            return values
+        axis = self._axes[name]
+        first = np.moveaxis(values, axis, 1)
+        rows = first.reshape(batch, first.shape[1] // batch, *first.shape[2:])
+        return np.moveaxis(rows, 1, axis)
