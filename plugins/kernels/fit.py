@@ -22,11 +22,10 @@ log = logging.getLogger(__name__)
 
 MOST_WARPS, MOST_STAGES, LEAST_PART = 16, 3, 16
 
-IN_PARTS = "linear.segment_output"
-READ_ONLY = (
-    *(IN_PARTS, "bidirectional.segment_output"),
-    *("segments.segment_state", "transitions.segment_transition"),
-)
+IN_PARTS, TRANSITION = "linear.segment_output", "transitions.segment_transition"
+"""Functions that may go through d_k in parts: the first keeps its state in memory where it does."""
+
+READ_ONLY = (IN_PARTS, "bidirectional.segment_output", "segments.segment_state", TRANSITION)
 """Functions whose loops read nothing that they write, so that loads may move ahead of their turn.
 IN_PARTS is one where a block holds all of d_k."""
 
@@ -75,7 +74,7 @@ def variants(kernel: Kernel) -> Iterator[Kernel]:
             yield replace(kernel, warps=warps)
     constants: dict[str, Any] = dict(kernel.constants)
     in_parts = kernel.function == IN_PARTS and constants["BLOCK_K"] < constants["D_K"]
-    if in_parts and constants["BLOCK_K"] > LEAST_PART:
+    if (in_parts or kernel.function == TRANSITION) and constants["BLOCK_K"] > LEAST_PART:
         parts = {**constants, "BLOCK_K": constants["BLOCK_K"] // 2}
         yield replace(kernel, constants=tuple(parts.items()))
     for stages in range(kernel.stages + 1, MOST_STAGES + 1):

@@ -23,6 +23,7 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import HeadFeatures, chunk_keys
 from linexport.plugins.kernels.sources.tiles import (
+    components,
     faded,
     head_decays,
     load_chunk,
@@ -33,6 +34,21 @@ from linexport.plugins.kernels.sources.tiles import (
     store_part,
     times_state,
 )
+
+
+@triton.jit
+def under_keys(k, S, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """k S in float32, the sum of products over parts of BLOCK_K rows of S.
+
+    Warps share the parts of one product with a dimension more, and hold the operands of their own.
+    Of a single part each holds all: a chunk has too few rows to be shared.
+    """
+    PARTS: tl.constexpr = S.shape[0] // BLOCK_K
+    if PARTS == 1:
+        return times_state(k, S, PRECISION)
+    else:
+        keys = tl.permute(tl.reshape(k, (k.shape[0], PARTS, BLOCK_K)), (1, 0, 2))
+        return tl.sum(times_state(keys, tl.reshape(S, (PARTS, BLOCK_K, S.shape[1])), PRECISION), 0)
 
 
 @triton.jit
@@ -64,9 +80,10 @@ def segment_transition(
     MAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """BLOCK_V columns of N or of M, over the segment before each.
+    """BLOCK_V columns of N or of M, all of d_k, over the segment before each.
 
-    Grid: (B * HEADS * (tiles of d_v + tiles of d_k), segments).
+    Grid: (B * HEADS * (tiles of d_v + tiles of d_k), segments). What is stored under the keys is
+    summed over parts of BLOCK_K rows.
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     TILES: tl.constexpr = V_TILES + tl.cdiv(D_K, BLOCK_V)
@@ -77,7 +94,7 @@ def segment_transition(
     segment = tl.program_id(1)
     h = head % HEADS
     of_state = tile < V_TILES
-    columns_k = tl.arange(0, BLOCK_K)
+    columns_k = components(D_K)
     columns = tl.where(of_state, tile, tile - V_TILES) * BLOCK_V + tl.arange(0, BLOCK_V)
 
     # The segment before, which is full; before the first there is none.
@@ -116,16 +133,16 @@ def segment_transition(
         if DECAYS == 1:
             place = decay + offset * HEADS
             from_start, to_end, whole, _, _, _ = head_decays(place, keep, HEADS)
-            stored = times_state(k, S, PRECISION) * from_start[:, None]
+            stored = under_keys(k, S, BLOCK_K, PRECISION) * from_start[:, None]
             S *= whole
         elif DECAYS > 1:
             k_rest = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
             place = chunk_decays + start // CHUNK * D_K + columns_k
             whole = tl.load(place, mask=columns_k < D_K, other=0.0)
-            stored = times_state(k, S, PRECISION)
+            stored = under_keys(k, S, BLOCK_K, PRECISION)
             S *= whole[:, None]
         else:
-            stored = times_state(k, S, PRECISION)
+            stored = under_keys(k, S, BLOCK_K, PRECISION)
         u = written(T, v, stored, k.dtype, PRECISION)
         if DECAYS == 1:
             u = faded(u, to_end, k.dtype)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linexport.plugins.kernels.fit import variants
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from tests.support import kernels
 from tests.support.layouts import Layout, layouts
@@ -96,6 +97,39 @@ def test_delta_rules_in_segments(rule: str, dtype: str, width: int) -> None:
     length = 3 * 8 * case.plan().chunk + 5
     assert case.plan().symbols(1, length, 64)["segments"] == 3
     case.check(np.random.default_rng(10), 1, length, 64, in_place=True)
+
+
+class SmallerParts(kernels.Case):
+    """Kernels that may go through d_k in smaller parts do."""
+
+    def plan(self) -> Any:
+        """The launches of the node, with those."""
+        planned = super().plan()
+        smaller = {
+            kernel: next((x for x in variants(kernel) if x.constants != kernel.constants), kernel)
+            for kernel in planned.kernels()
+        }
+        assert any(one != other for one, other in smaller.items())
+        return planned.with_kernels(smaller)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "channel"),
+    [
+        ("float32", 20, False),
+        pytest.param("bfloat16", 70, False, marks=pytest.mark.slow),
+        pytest.param("float16", 40, True, marks=pytest.mark.slow),
+    ],
+)
+def test_transitions_sum_products_over_parts(dtype: str, width: int, channel: bool) -> None:
+    node = layout(
+        "gated_delta", (2, 1, 1), past=True, masked=True, per_channel=channel, d_k=width, d_v=24,
+        dtype=dtype,
+    )  # fmt: skip
+    case = SmallerParts(node)
+    length = 3 * 8 * case.plan().chunk + 5
+    assert case.plan().symbols(1, length, 64)["segments"] == 3
+    case.check(np.random.default_rng(14), 1, length, 64)
 
 
 IN_PARTS = [

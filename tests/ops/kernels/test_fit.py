@@ -27,6 +27,11 @@ def output_of(plan: LaunchPlan) -> Kernel:
     return plan.single.launches[-1].kernel
 
 
+def transition_of(plan: LaunchPlan) -> Kernel:
+    (found,) = (one for one in plan.kernels() if one.function == fit.TRANSITION)
+    return found
+
+
 @pytest.fixture
 def assembled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], list[Kernel]]:
     """Stand in for the compiler: bytes spilled and of shared memory by kernel."""
@@ -104,6 +109,20 @@ def test_parts_of_wide_heads_become_smaller(
     assert chosen == replace(kernel, constants=tuple(part.items()))
     whole = output_of(segmented())
     assert all(one.constants == whole.constants for one in fit.variants(whole))
+
+
+def test_products_with_whole_states_are_summed_over_parts(
+    assembled: Callable[[Measure], list[Kernel]],
+) -> None:
+    """A transition that a block holds whole, where other warps and stages do not help it."""
+    transition = transition_of(segmented("gated_delta", 128, "float32"))
+    assembled(lambda one: (dict(one.constants)["BLOCK_K"] - 64, 0))  # type: ignore[return-value]
+    (chosen,) = fit.fitting([transition], 120).values()
+    part = {**dict(transition.constants), "BLOCK_K": 64}
+    assert dict(transition.constants)["BLOCK_K"] == 128
+    assert chosen == replace(transition, constants=tuple(part.items()))
+    narrow = transition_of(segmented("gated_delta", 16, "float32"))
+    assert all(one.constants == narrow.constants for one in fit.variants(narrow))
 
 
 def test_where_nothing_fits_the_least_spills(

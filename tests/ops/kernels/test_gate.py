@@ -64,6 +64,7 @@ def tool() -> ModuleType:
         ("delta", "float32", 128, 87),
         ("map favor+", "float32", 128, 89),
         pytest.param("linear", "float16", 64, 120, marks=pytest.mark.slow),
+        pytest.param("gated delta masked, grouped", "float32", 128, 120, marks=pytest.mark.slow),
         pytest.param("gated normalised elu1", "float16", 128, 89, marks=pytest.mark.slow),
     ],
 )
