@@ -150,6 +150,8 @@ def _moves(node: gs.Node, tokens: str) -> bool:
     given, made = (list(t.shape or ()) for t in (node.inputs[0], node.outputs[0]))
     if node.op == "Concat":
         return bool(made) and made[node.attrs["axis"]] == tokens
+    if node.op not in ("Pad", "Slice"):  # inputs of others may be weights, whose values are elsewhere
+        return False
     numbers = [t.values if isinstance(t, gs.Constant) else None for t in node.inputs[1:]]
     if node.op == "Pad" and numbers[0] is not None and len(numbers) < 3:
         front, behind = np.reshape(numbers[0], (2, -1)).tolist()
