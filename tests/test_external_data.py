@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -10,9 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import linexport
 from linexport import passes
 from linexport.artifact import write
-from linexport.graph import external_data
+from linexport.graph import external_data, surgeon
 
 
 @pytest.fixture
@@ -81,3 +83,24 @@ def test_written_in_the_file_or_beside_it(
     onnx.checker.check_model(str(path))
     assert len(list(tmp_path.iterdir())) == (1 if limit else 2)
     np.testing.assert_array_equal(output(path), expected)
+
+
+@pytest.mark.parametrize("source", ["language_model", "beside_softmax"])
+@pytest.mark.parametrize("target", ["ort", "ort-cuda"])
+def test_weights_that_travel_apart_become_those_of_an_artifact(
+    factories: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    target: str,
+) -> None:
+    """Nothing between the trace and the file reads the values of a weight that is not there."""
+    monkeypatch.setattr("linexport.trace.graph.LARGE", 2**7)
+    for function in (external_data.externalize, surgeon.externalize_constants):
+        monkeypatch.setattr(function, "__defaults__", (2**7,))
+    made = tmp_path / "artifact"
+    given = {"target": target, "bench": False, "threads": 1}
+    manifest = linexport.convert(factories.source(source), made, **given)
+    assert manifest.status == "ok" and manifest.states
+    traced = onnx.load(str(made / "model.onnx"), load_external_data=False)
+    assert max(t.ByteSize() for t in traced.graph.initializer) > 2**7

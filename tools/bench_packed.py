@@ -83,7 +83,9 @@ def main() -> None:
             for name, model in both.items():
                 times[name].append(1e3 * round_of(model, prompts, given.chunk)[0])
     print(measurement.machine())
-    print(f"{given.rule}, {given.prompts} prompts of 1 to {LONGEST - 1} tokens, {sum(lengths)} in all")
+    print(
+        f"{given.rule}, {given.prompts} prompts of 1 to {LONGEST - 1} tokens, {sum(lengths)} in all"
+    )
     for name in both:
         print(f"{name:<8} {statistics.median(times[name]):8.1f} ms  {calls[name]:4d} calls")
 

@@ -150,7 +150,7 @@ def _moves(node: gs.Node, tokens: str) -> bool:
     given, made = (list(t.shape or ()) for t in (node.inputs[0], node.outputs[0]))
     if node.op == "Concat":
         return bool(made) and made[node.attrs["axis"]] == tokens
-    if node.op not in ("Pad", "Slice"):  # inputs of others may be weights, whose values are elsewhere
+    if node.op not in ("Pad", "Slice"):  # others may read weights, whose values are elsewhere
         return False
     numbers = [t.values if isinstance(t, gs.Constant) else None for t in node.inputs[1:]]
     if node.op == "Pad" and numbers[0] is not None and len(numbers) < 3:
