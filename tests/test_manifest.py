@@ -136,6 +136,7 @@ OTHER: dict[str, Any] = {
     "plugins": False,
     "proof": "layers",
     "inline": True,
+    "packed_batches": True,
     "pooling": "mean",
     "quick": True,
     "timing_cache": "a cache",

@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rule", default="gated_delta")
     parser.add_argument("--provider", default="cpu")
+    measurement.add_option(parser)
     given = parser.parse_args()
     random = np.random.default_rng(0)
     lengths = random.integers(1, LONGEST, given.prompts)
@@ -82,12 +83,14 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, model in both.items():
                 times[name].append(1e3 * round_of(model, prompts, given.chunk)[0])
-    print(measurement.machine())
     print(
         f"{given.rule}, {given.prompts} prompts of 1 to {LONGEST - 1} tokens, {sum(lengths)} in all"
     )
-    for name in both:
-        print(f"{name:<8} {statistics.median(times[name]):8.1f} ms  {calls[name]:4d} calls")
+    found = {name: round(statistics.median(values), 1) for name, values in times.items()}
+    for name, median in found.items():
+        print(f"{name:<8} {median:8.1f} ms  {calls[name]:4d} calls")
+    options = {key: value for key, value in vars(given).items() if key != "json"}
+    measurement.write(given.json, {**options, "median_ms": found, "calls": calls})
 
 
 if __name__ == "__main__":

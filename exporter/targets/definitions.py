@@ -18,7 +18,7 @@ OPERATORS: Mapping[str, Callable[[str, str, onnx.NodeProto], onnx.FunctionProto]
     gated_delta_net.OP: gated_delta_net.definition,
     varlen_conv.OP: varlen_conv.definition,
 }
-"""What writes the function (domain, name) of a node."""
+"""Writers of the function (domain, name) of a node, by its operator."""
 
 
 def are_in(model: onnx.ModelProto) -> bool:

@@ -29,7 +29,7 @@ from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes
 from linexport.plugins.ops.op import attribute_value
-from linexport.targets.ragged import Rows
+from linexport.targets.ragged import SequenceRows
 
 OP = "GatedDeltaNet"
 
@@ -96,7 +96,7 @@ def definition(domain: str, name: str, node: onnx.NodeProto) -> onnx.FunctionPro
         outputs = _recurrence(b, rule, scale, given)
     else:
         # A token of zeros changes no state: without decay, key and beta there is nothing to add.
-        rows = Rows.of(b, given["cu_seqlens"], given["value"])
+        rows = SequenceRows.of(b, given["cu_seqlens"], given["value"])
         by_token = ["query", "key", "value"]
         by_token += ["decay"] if rule.startswith("gated") else []
         by_token += ["beta"] if rule.endswith("delta") else []

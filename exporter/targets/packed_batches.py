@@ -33,12 +33,12 @@ OPS: Mapping[Op, str] = {
     linear_attention.OP: "VarlenLinearAttention",
     causal_conv_tokens.OP: "VarlenCausalConv",
 }
-"""What nodes become, by their op."""
+"""Operator types that nodes become, by their op."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a model of rows calls things.
+    """Names in a model of rows.
 
     Attributes:
         batch: the axis of its rows.

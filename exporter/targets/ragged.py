@@ -17,7 +17,7 @@ from linexport.plugins.ops.body import Body
 
 
 @dataclass(frozen=True)
-class Rows:
+class SequenceRows:
     """Where the tokens of each row are.
 
     Attributes:
@@ -33,7 +33,7 @@ class Rows:
     filled: str
 
     @classmethod
-    def of(cls, b: Body, ends: str, tokens: str) -> Rows:
+    def of(cls, b: Body, ends: str, tokens: str) -> SequenceRows:
         """Write where the tokens of ``tokens`` (n, ...) go, ``ends`` being cu_seqlens."""
         ends, axis = b.Cast(ends, to=TensorProto.INT64), b.const([0])
         starts = b.Slice(ends, axis, b.const([-1]))

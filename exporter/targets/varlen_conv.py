@@ -20,7 +20,7 @@ from onnx import TensorProto
 from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.op import Node, attribute_value
-from linexport.targets.ragged import Rows
+from linexport.targets.ragged import SequenceRows
 
 OP = "VarlenCausalConvWithState"
 
@@ -53,7 +53,7 @@ def definition(domain: str, name: str, node: onnx.NodeProto) -> onnx.FunctionPro
     settings = {a.name: attribute_value(a) for a in node.attribute}
     b = Body()
     x, weight, ends, bias, past = INPUTS
-    rows = Rows.of(b, ends, x)
+    rows = SequenceRows.of(b, ends, x)
     channels_last = [0, 2, 1]
     turned = b.Transpose(rows.padded(x), perm=channels_last)
     seen = b.Concat(past, turned, axis=2)
