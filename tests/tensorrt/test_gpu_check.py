@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -77,10 +78,15 @@ def played(
     folder = tmp_path_factory.mktemp("pack")
     cases = [case for case in check.CASES if request.param == "all" or case.name in NAMES]
     assert check.write(folder / "check.pyz", cases, [90]) == []
+    cases.sort(key=lambda case: case.name not in importlib.import_module("gpu.run").QUICK)
     done = _run(driver, folder / "check.pyz", "--checks-only", "--json", folder / "result.json")
     log = [json.loads(line) for line in (folder / "check.log").read_text().splitlines()]
     return SimpleNamespace(
-        done=done, cases=cases, log=log, record=json.loads((folder / "result.json").read_text())
+        pack=folder / "check.pyz",
+        done=done,
+        cases=cases,
+        log=log,
+        record=json.loads((folder / "result.json").read_text()),
     )
 
 
@@ -228,3 +234,29 @@ def test_variants_of_tiles_are_launched_in_place_of_the_plans(
     calls = map(json.loads, pack.with_suffix(".log").read_text().splitlines())
     grids = {call["grid"][0] for call in calls if call["call"] == "launch"}
     assert {16 * 128 // 8, 16 * 128 // 32} <= grids
+
+
+def test_as_many_cases_as_there_is_time_for_are_checked(
+    played: SimpleNamespace, driver: Path
+) -> None:
+    """One of each kind comes first, whatever the order of the pack."""
+    done = _run(driver, played.pack, "--checks-only", "--seconds", 0)
+    assert f"Checked 1 of {len(played.cases)} cases" in done.stdout
+
+
+def test_compute_sanitizer_is_run_twice_and_says_how_many_cases_it_saw(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, pack = tmp_path / "compute-sanitizer", tmp_path / "pack.py"
+    tool.write_text('#!/bin/sh\necho "== $2 SUMMARY: 0 errors"\nshift 4\nexec "$@"\n')
+    tool.chmod(0o755)
+    pack.write_text("import sys\nprint('Checked', sys.argv[1:])\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    run = importlib.import_module("gpu.run")
+    for seconds, each in ((100, "35.0"), (10, "1.0")):
+        found = run.sanitize(pack, seconds)
+        for name, limit in zip(("memcheck", "racecheck"), (each, None), strict=True):
+            assert found[name].startswith(f"exit 0: == {name} SUMMARY: 0 errors; Checked")
+            assert limit is None or float(found[name].split("'")[-2]) == pytest.approx(
+                float(limit), abs=0.1
+            )

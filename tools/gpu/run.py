@@ -4,8 +4,9 @@
     python FILE --tiles [--json RESULT]           of a pack of ``tools/gpu_tiles.py``
 
 Every node is checked against float64, launched by Python and by C++, under capture, in place and
-without tokens; then timed; then a few are checked again under compute-sanitizer, where that is
-found and time is left. Exit code 0: all right; 3: something is wrong; 5: no GPU.
+without tokens; then timed; then checked again under compute-sanitizer, where that is found: one of
+each kind first, and as many others as there is time for. Exit code 0: all right; 3: something is
+wrong; 5: no GPU.
 """
 
 from __future__ import annotations
@@ -47,12 +48,18 @@ QUICK = (
     *("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+"),
     *("layer of 4 tokens", "layer prefill"),
 )
-"""Cases of ``--quick``, and of the runs under compute-sanitizer."""
+"""Cases of ``--quick``, and the first ones under compute-sanitizer."""
 
 Variant = dict[str, Any]
 """Tiles that a plan has in place of its own; see ``tools/gpu_tiles.py``."""
 
 TOOLS = ("memcheck", "racecheck")
+ENDING = 15
+"""Seconds that a run under compute-sanitizer gets to check its last case and to end."""
+
+CHECKED = "Checked"
+"""Beginning of the line that says how many cases were."""
+
 DRAWN = 2**22
 """Values drawn of a tensor that is timed; a larger one repeats them."""
 
@@ -164,27 +171,28 @@ def all_variants(file: Path) -> list[dict[str, Any]]:
 
 
 def sanitize(file: Path, seconds: float) -> dict[str, str]:
-    """Run the quick checks under each of compute-sanitizer's tools; return what each said last."""
+    """Run the checks under each of compute-sanitizer's tools; return what each said last."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         return dict.fromkeys(TOOLS, "not run: compute-sanitizer is not installed")
     found, ends = {}, time.monotonic() + seconds
-    for tool in TOOLS:
+    for left, tool in zip(range(len(TOOLS), 0, -1), TOOLS, strict=True):
+        share = max((ends - time.monotonic()) / left, 1)
         command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, str(file)]
         try:
             done = subprocess.run(
-                [*command, "--checks-only", "--quick"],
+                [*command, "--checks-only", "--seconds", str(max(share - ENDING, 1))],
                 capture_output=True,
                 text=True,
-                timeout=max(ends - time.monotonic(), 1),
+                timeout=share,
             )
         except subprocess.TimeoutExpired:
             found[tool] = "not run to its end: no time was left"
             continue
-        summaries = [x for x in done.stdout.splitlines() if "SUMMARY" in x]
-        found[tool] = (
-            f"exit {done.returncode}: {summaries[-1] if summaries else done.stderr[-300:]}"
-        )
+        lines = done.stdout.splitlines()
+        said = [x for x in lines if "SUMMARY" in x][-1:] or [done.stderr[-300:]]
+        said += [x for x in lines if x.startswith(CHECKED)]
+        found[tool] = f"exit {done.returncode}: {'; '.join(said)}"
     return found
 
 
@@ -192,14 +200,20 @@ def measure(given: argparse.Namespace, pack: Pack, device: Device) -> dict[str, 
     """Check everything, then time everything."""
     begun, checks, times = time.monotonic(), [], []
     cases = pack.cases(given.quick)
+    if given.checks_only:
+        cases.sort(key=lambda case: case.name not in QUICK)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as oracles:
         library = pack.library(Path(folder))
         for case, found in zip(cases, oracles.map(expected, map(small, cases)), strict=True):
+            if checks and given.checks_only and time.monotonic() - begun > given.seconds:
+                oracles.shutdown(wait=False, cancel_futures=True)
+                break
             row = check(small(case), *found, pack.description(case), device, library)
             checks.append(row)
             worst = max(row["errors"].values())
             print(f"{case.name:40} {worst:.1e} {'; '.join(row['faults'])}", flush=True)
-    print(f"Checked in {time.monotonic() - begun:.0f} s", flush=True)
+    done = f"{len(checks)} of {len(cases)} cases in {time.monotonic() - begun:.0f} s"
+    print(f"{CHECKED} {done}", flush=True)
     result: dict[str, Any] = {"checks": checks, "times": times}
     wrong = any(row["faults"] for row in checks)
     if not given.checks_only:
@@ -228,7 +242,11 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="one case of each kind only")
     options.add_argument("--tiles", action="store_true", help="time the variants of the pack")
     options.add_argument("--first", type=int, help="in this process, from this variant on")
-    options.add_argument("--checks-only", action="store_true", help="no times, no sanitizer")
+    options.add_argument(
+        "--checks-only",
+        action="store_true",
+        help="no times, no sanitizer; as many as there is time for",
+    )
     options.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
     given = options.parse_args()
     try:
