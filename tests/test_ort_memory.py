@@ -35,18 +35,23 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source"),
+    ("name", "source", "options"),
     [
-        ("stream", "language_model"),
-        ("pool", "language_model"),
-        ("grow", "beside_softmax"),
-        ("grow_pool", "beside_softmax"),
+        ("stream", "language_model", {}),
+        ("pool", "language_model", {}),
+        ("pool", "language_model", {"target": "ort-cuda", "packed_batches": True}),
+        ("grow", "beside_softmax", {}),
+        ("grow_pool", "beside_softmax", {}),
     ],
 )
 def test_results_are_those_of_arrays_on_the_host(
-    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str, source: str
+    converted: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    source: str,
+    options: dict[str, Any],
 ) -> None:
-    folder, found = converted(source), []
+    folder, found = converted(source, **options), []
     for provider, captures in (("cpu", False), ("host", False), ("host", True)):
         monkeypatch.setattr(
             device_scenarios,

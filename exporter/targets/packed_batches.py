@@ -63,6 +63,8 @@ class _Rows:
         batch = states[0].shape[0]
         if not isinstance(batch, str):
             raise refused(f"its batch is fixed at {batch}; trace it with a dynamic one")
+        if batch == TOKENS:
+            raise refused(f"its batch is called {TOKENS}, as the axis of all tokens is")
         _check_states(model, states)
         held = frozenset(name for s in states for name in (s.past, s.present))
         lengths = [_length("input", i, batch) for i in _given(model.graph) if i.name not in held]
