@@ -228,12 +228,11 @@ def test_kernels_bring_the_library_that_launches_them(
     assert sum(map(carried_by, written.graph.node)) == 4  # two convolutions, two attentions
     assert {f.domain for f in written.functions} == {"linexport"}
     assert (place / "lm" / library.path().name).read_bytes() == library.path().read_bytes()
-    assert (
-        "onnxruntime-gpu[cuda,cudnn]=="
-        in (
-            packaged(artifact, tmp_path / "python", backend="python") / "lm" / "requirements.txt"
-        ).read_text()
-    )
+    in_python = packaged(artifact, tmp_path / "python", backend="python")
+    needed = (in_python / "lm" / "requirements.txt").read_text()
+    # Of ONNX Runtime 1.32.0 there is a package for CPUs and none for GPUs.
+    newest = onnxruntime.__version__
+    assert f"onnxruntime-gpu[cuda,cudnn]>=1.31,<={newest}\n" in needed
 
     def missing() -> Path:
         raise EnvironmentProblemError("The CUDA library was not built.")

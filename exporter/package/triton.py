@@ -109,7 +109,7 @@ def _why_python(job: Packaging) -> str | None:
 def _notes(backend: str, on_gpus: bool) -> tuple[str, ...]:
     runtime = onnxruntime.__version__
     if backend == "python":
-        package = "onnxruntime-gpu" if on_gpus else "onnxruntime"
+        package = f"onnxruntime-gpu {triton_cuda.OLDEST} to" if on_gpus else "onnxruntime"
         return (f"The server's Python needs numpy and {package} {runtime}; see requirements.txt.",)
     lacks = f"Made for ONNX Runtime {runtime}. A server with an older one may lack kernels that "
     if on_gpus:
@@ -175,9 +175,11 @@ def _write_python(
     (version / "states.json").write_text(json.dumps(spec, indent=2) + "\n")
     text = resources.files("linexport.package").joinpath("triton_model.txt").read_text()
     (version / "model.py").write_text(text)
-    package = "onnxruntime-gpu[cuda,cudnn]" if triton_cuda.is_for_gpus(job) else "onnxruntime"
-    needed = f"numpy\n{package}=={onnxruntime.__version__}\n"
-    (version.parent / "requirements.txt").write_text(needed)
+    runtime = onnxruntime.__version__
+    needed = f"onnxruntime=={runtime}"
+    if triton_cuda.is_for_gpus(job):
+        needed = triton_cuda.requirement(runtime)
+    (version.parent / "requirements.txt").write_text(f"numpy\n{needed}\n")
 
 
 DESTINATION = Destination(

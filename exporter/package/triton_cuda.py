@@ -22,6 +22,9 @@ from linexport.plugins.cuda import library
 
 TARGET = "ort-cuda"
 
+OLDEST = "1.31"
+"""The first ONNX Runtime that has the operators of the target."""
+
 
 def is_for_gpus(job: Packaging) -> bool:
     """Return whether an artifact is of the target that this is for."""
@@ -37,6 +40,14 @@ def model(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     check_size(job)
     written = onnx.load_model(str(job.source / MODEL))
     return written, rename_interface(written)
+
+
+def requirement(newest: str) -> str:
+    """Return what pip installs for GPUs, where ONNX Runtime ``newest`` has checked the artifact.
+
+    Not that version alone: the package for GPUs may be published later, or not at all.
+    """
+    return f"onnxruntime-gpu[cuda,cudnn]>={OLDEST},<={newest}"
 
 
 def write_library(job: Packaging, written: onnx.ModelProto) -> str | None:
