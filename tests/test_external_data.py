@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import linexport
 from linexport import passes
@@ -36,10 +36,10 @@ def model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def output(model: onnx.ModelProto | Path) -> np.ndarray:
+def output(model: onnx.ModelProto | Path, width: int = 500) -> np.ndarray:
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     session = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(None, {"x": np.ones((2, 500), np.float32)})[0]
+    found: np.ndarray = session.run(None, {"x": np.ones((2, width), np.float32)})[0]
     return found
 
 
@@ -104,3 +104,23 @@ def test_weights_that_travel_apart_become_those_of_an_artifact(
     assert manifest.status == "ok" and manifest.states
     traced = onnx.load(str(made / "model.onnx"), load_external_data=False)
     assert max(t.ByteSize() for t in traced.graph.initializer) > 2**7
+
+
+@pytest.mark.parametrize("beside", ["Relu(s)", "MatMul(s, w)"])
+def test_passes_read_those_that_bodies_use(beside: str) -> None:
+    """Squares are evaluated, as masks are: here one of a body, which its graph has too or not."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[n, 512] x) => (float[512] y) {'
+        "start = Constant <value = float[1] {0}> ()  wide = Constant <value = int64[1] {512}> ()"
+        "h = Expand(start, wide)"
+        "s = Scan <num_scan_inputs = 1, body = step (float[512] a, float[512] b) => (float[512] c)"
+        f" {{ m = MatMul(a, w)  d = Add(m, b)  c = Tanh(d) }}> (h, x)  y = {beside} }}"
+    )
+    square = np.random.default_rng(0).normal(size=(512, 512)) / 20
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(square), "w"))
+    expected = output(model, 512)
+    apart = external_data.externalize(model)
+    assert list(apart) == ["w"]
+    rewritten = passes.rewrite(model, passes.STATELESS, apart)
+    got = output(external_data.with_weights(rewritten.model, rewritten.weights), 512)
+    np.testing.assert_array_equal(got, expected)

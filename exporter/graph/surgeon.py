@@ -20,16 +20,24 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
 
 
 def restore_constants(graph: gs.Graph, weights: Weights) -> None:
-    """Give external initializers their values, in place."""
-    for tensor in graph.tensors().values() if weights else ():
-        if tensor.name in weights:
-            tensor.values, tensor.data_location = weights[tensor.name], None
+    """Give external initializers their values, in place, in the bodies of nodes too."""
+    for place in (graph, *graph.subgraphs(recursive=True)) if weights else ():
+        for tensor in place.tensors().values():
+            if isinstance(tensor, gs.Constant) and tensor.name in weights:
+                tensor.values, tensor.data_location = weights[tensor.name], None
 
 
 def externalize_constants(graph: gs.Graph, size: int = LARGE) -> Weights:
-    """Turn constants of at least ``size`` bytes into external initializers; returns the values."""
+    """Turn constants of at least ``size`` bytes into external initializers; returns the values.
+
+    Those that bodies of nodes read stay as they are: a model has external ones in its own graph.
+    """
     found = {}
+    bodies = graph.subgraphs(recursive=True)
+    within = {id(tensor) for body in bodies for tensor in body.tensors().values()}
     for tensor in graph.tensors().values():
+        if id(tensor) in within:
+            continue
         # onnx-graphsurgeon has a number for the dtype of values that NumPy has no dtype for.
         if not isinstance(tensor, gs.Constant) or isinstance(tensor.dtype, int):
             continue
