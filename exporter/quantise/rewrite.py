@@ -26,7 +26,7 @@ from linexport.quantise.quantisable import Use, Weight
 
 INTEGER_ACTIVATIONS = 4
 """accuracy_level of MatMulNBits at which activations are rounded to int8, block by block. Without
-it ONNX Runtime 1.31 has no fast kernel: 8-bit weights are then slower than float32."""
+it ONNX Runtime, up to 1.32, has no fast kernel: 8-bit weights are then slower than float32."""
 
 
 FLOAT_ACTIVATIONS = 1
