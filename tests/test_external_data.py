@@ -124,3 +124,16 @@ def test_passes_read_those_that_bodies_use(beside: str) -> None:
     rewritten = passes.rewrite(model, passes.STATELESS, apart)
     got = output(external_data.with_weights(rewritten.model, rewritten.weights), 512)
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT4])
+def test_weights_of_any_width_are_read_one_at_a_time(tmp_path: Path, kind: int) -> None:
+    """In the file and beside it; two elements of four bits share a byte there."""
+    values = np.random.default_rng(0).integers(-8, 8, (33, 65))
+    values = values.astype(helper.tensor_dtype_to_np_dtype(kind))
+    graph = helper.make_graph([], "g", [], [], [external_data.external_initializer("w", values)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    for name, data in (("whole.onnx", None), ("beside.onnx", tmp_path / "beside.data")):
+        external_data.save(model, {"w": values}, tmp_path / name, data)
+        found = external_data.read_mapped(tmp_path / name)[1]["w"]
+        assert found.dtype == values.dtype and np.array_equal(found, values)

@@ -126,16 +126,27 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
                 found[tensor.name] = numpy_helper.to_array(bare)
             else:
                 found[tensor.name] = stored.view(dtype).reshape(tuple(tensor.dims))
-    sizes = [len(part) for part in _parts(path, following=True)]
+    sizes = [_unpacked_bytes(_weight(part)) for part in _parts(path, following=True)]
     for block, part in zip(memory.blocks(sizes), _parts(path, following=True), strict=True):
-        for tensor in onnx.load_from_string(part).graph.initializer:
-            values = numpy_helper.to_array(tensor)
-            place = block[: values.nbytes].view(values.dtype).reshape(values.shape)
-            np.copyto(place, values)
-            memory.release(block.ctypes.data, block.nbytes)
-            found[tensor.name] = place
-            model.graph.initializer.append(external_initializer(tensor.name, place))
+        tensor = _weight(part)
+        values = numpy_helper.to_array(tensor)
+        place = block[: values.nbytes].view(values.dtype).reshape(values.shape)
+        np.copyto(place, values)
+        memory.release(block.ctypes.data, block.nbytes)
+        found[tensor.name] = place
+        model.graph.initializer.append(external_initializer(tensor.name, place))
     return model, found
+
+
+def _weight(part: bytes) -> TensorProto:
+    """Return the weight that a graph after the first consists of."""
+    (tensor,) = onnx.load_from_string(part).graph.initializer
+    return tensor
+
+
+def _unpacked_bytes(tensor: TensorProto) -> int:
+    """Return the bytes of a weight in NumPy, where elements of four bits take one each."""
+    return prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
 def _parts(path: Path, following: bool) -> Iterator[bytes]:
