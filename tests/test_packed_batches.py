@@ -219,6 +219,7 @@ def test_a_model_computes_sequences_of_any_lengths_as_each_alone(
         ("averaging", "it does not stream: "),
         ("returns_state", "its output output_1 is .*; expected .*tokens"),
         ("time_first", "its input x is .*; expected .*tokens"),
+        ("named_as_the_ends", "it has a value called cu_seqlens"),
         ("shared_queries", "2 query, 1 key/value heads .* a block for each head"),
     ],
 )

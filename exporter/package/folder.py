@@ -66,7 +66,7 @@ def package(
     if manifest.packed is not None and not destination.by_linexport:
         raise UsageError(
             f"{source} takes packed batches, and {destination.name} gives rows. Convert the model "
-            "again without --packed-batches."
+            f"again, without --packed-batches and for a target that {destination.name} takes."
         )
     unknown = sorted(given.keys() - destination.options.keys())
     if unknown:

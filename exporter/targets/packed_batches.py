@@ -65,6 +65,8 @@ class _Rows:
             raise refused(f"its batch is fixed at {batch}; trace it with a dynamic one")
         if batch == TOKENS:
             raise refused(f"its batch is called {TOKENS}, as the axis of all tokens is")
+        if ENDS in {name for node in model.graph.node for name in (*node.input, *node.output)}:
+            raise refused(f"it has a value called {ENDS}, as the ends of sequences are")
         _check_states(model, states)
         held = frozenset(name for s in states for name in (s.past, s.present))
         lengths = [_length("input", i, batch) for i in _given(model.graph) if i.name not in held]

@@ -406,3 +406,12 @@ class SharedQueries(nn.Module):
 
 def shared_queries():
     return SharedQueries(), (torch.randn(2, 16, 8),)
+
+
+class NamedAsTheEnds(nn.Module):
+    def forward(self, x, cu_seqlens):
+        return attend(x + cu_seqlens)[0]
+
+
+def named_as_the_ends():
+    return NamedAsTheEnds(), (torch.randn(2, 16, 8), torch.randn(2, 16, 8))
