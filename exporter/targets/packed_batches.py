@@ -65,7 +65,9 @@ class _Rows:
             raise refused(f"its batch is fixed at {batch}; trace it with a dynamic one")
         if batch == TOKENS:
             raise refused(f"its batch is called {TOKENS}, as the axis of all tokens is")
-        if ENDS in {name for node in model.graph.node for name in (*node.input, *node.output)}:
+        graph = model.graph
+        values = {name for node in graph.node for name in (*node.input, *node.output)}
+        if ENDS in values | {i.name for i in graph.input}:
             raise refused(f"it has a value called {ENDS}, as the ends of sequences are")
         _check_states(model, states)
         held = frozenset(name for s in states for name in (s.past, s.present))
