@@ -113,6 +113,23 @@ def test_a_loop_converts_at_every_length(tmp_path: Path) -> None:
     check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
 
 
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"x": {0: Dim("batch"), 1: Dim("seq")}},
+        {"x": (Dim.DYNAMIC, Dim.DYNAMIC, None)},
+        {"x": {0: Dim.AUTO, 1: Dim.AUTO}},
+        [{0: Dim.AUTO, 1: Dim.AUTO}],
+    ],
+    ids=["named", "tuple", "auto", "list"],
+)
+def test_dims_of_a_loop_are_in_any_notation(dims: object) -> None:
+    """By the names of parameters as well; torch would fix what may be fixed."""
+    traced = trace(load_module((Recurrence().eval(), (torch.randn(2, 12, 8),), dims), "test"))
+    assert [node.op_type for node in traced.graph.graph.node].count("Scan") == 1
+    assert list(traced.dims) == ["batch", "seq"] and traced.dims["seq"].max is None
+
+
 @pytest.mark.parametrize("size", [(2, 2), (5, 5)])
 def test_an_example_of_few_tokens_is_made_longer(size: tuple[int, int]) -> None:
     """Too few steps to see that they repeat; a batch of as many sequences is none of the steps."""

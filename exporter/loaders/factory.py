@@ -8,6 +8,7 @@ asked; what it prints goes to stderr.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from linexport.errors import UsageError
@@ -134,6 +135,27 @@ def _unpack(source: str, result: Any) -> tuple[Any, tuple[Any, ...], Any, tuple[
             f"{source} returned {len(shapes)} entries of dynamic_shapes for {len(args)} arguments. "
             "Give one per argument, None where nothing varies."
         )
-    # A dict names the arguments in the order of forward's parameters.
+    shapes = _always_dynamic(_by_position(module, len(args), shapes))
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
     return module, repeat_ones_where(args, spec), shapes, ()
+
+
+def _by_position(module: Any, count: int, shapes: Any) -> Any:
+    """Return an entry for each argument, where they are named after the parameters of forward."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in plain][:count]
+    if not isinstance(shapes, dict) or len(names) != count or set(shapes) != set(names):
+        return shapes  # torch says what is wrong with a dict
+    return tuple(shapes[name] for name in names)
+
+
+def _always_dynamic(shapes: Any) -> Any:
+    """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
+    from torch.export import Dim
+
+    if isinstance(shapes, dict):
+        return {key: _always_dynamic(value) for key, value in shapes.items()}
+    if isinstance(shapes, tuple | list):
+        return type(shapes)(map(_always_dynamic, shapes))
+    return Dim.DYNAMIC if shapes is Dim.AUTO else shapes
