@@ -10,7 +10,6 @@ Where a token becomes m of them, the ends are m times as large.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,15 @@ from linexport.graph.states import State, find_states
 from linexport.manifest.records import TOKENS
 from linexport.plugins.ops import causal_conv_tokens, linear_attention
 from linexport.plugins.ops.body import MICROSOFT
-from linexport.plugins.ops.op import DOMAIN, Lowering, Node, Op, function_for, read_node
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    Lowering,
+    Node,
+    Op,
+    function_for,
+    name_overload,
+    read_node,
+)
 from linexport.plugins.ops.registry import dim_of, known_shapes, linexport_nodes
 
 ENDS = "cu_seqlens"
@@ -71,10 +78,10 @@ class _Rows:
             raise refused(f"it has a value called {ENDS}, as the ends of sequences are")
         _check_states(model, states)
         held = frozenset(name for s in states for name in (s.past, s.present))
-        lengths = [_length("input", i, batch) for i in _given(model.graph) if i.name not in held]
-        if len({*lengths}) != 1:
-            raise refused(f"its inputs have {len({*lengths})} dynamic axes besides the batch")
-        return cls(batch, lengths[0], held)
+        lengths = {_length("input", i, batch) for i in _given(graph) if i.name not in held}
+        if len(lengths) != 1:
+            raise refused(f"its inputs have {len(lengths)} dynamic axes besides the batch")
+        return cls(batch, lengths.pop(), held)
 
     def joined(self, what: str, infos: Iterable[onnx.ValueInfoProto]) -> None:
         """Make (B, ..., T, ...) of inputs or outputs (1, ..., n, ...), in place.
@@ -138,7 +145,8 @@ def packed(model: onnx.ModelProto, lowering: Callable[[Op, Node], Lowering]) -> 
         factor = numpy_helper.from_array(np.array(number, np.int32), f"{_ends(number)}/factor")
         graph.initializer.append(factor)
         graph.node.insert(0, helper.make_node("Mul", [ENDS, factor.name], [_ends(number)]))
-    kept = [f for f in made.functions if (f.domain, f.name) not in _of(OPS)]
+    replaced = {(DOMAIN, op.name) for op in OPS}
+    kept = [f for f in made.functions if (f.domain, f.name) not in replaced]
     del made.functions[:]
     made.functions.extend([*kept, *functions.values()])
     if MICROSOFT not in {opset.domain for opset in made.opset_import}:
@@ -233,10 +241,6 @@ def _ends(times: int) -> str:
     return ENDS if times == 1 else f"{ENDS}/{times}"
 
 
-def _of(ops: Iterable[Op]) -> set[tuple[str, str]]:
-    return {(DOMAIN, op.name) for op in ops}
-
-
 def _function(
     view: Node, op: Op, lowering: Lowering, opsets: Iterable[onnx.OperatorSetIdProto]
 ) -> onnx.FunctionProto:
@@ -246,6 +250,5 @@ def _function(
     versions = {opset.domain: opset.version for opset in opsets}
     for opset in function.opset_import:
         opset.version = versions.get(opset.domain, opset.version)
-    content = function.SerializeToString(deterministic=True)
-    function.overload = hashlib.sha256(content).hexdigest()[:8]
+    name_overload(function)
     return function

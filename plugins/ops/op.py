@@ -255,9 +255,15 @@ def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
     formal = [name or f"absent_{i}" for i, name in enumerate(declared)]
     attributes = [*node.attributes, *node.annotations]
     function = body.function(DOMAIN, op.name, formal, outputs, attributes=attributes)
-    digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
-    function.overload = digest[:8]
+    name_overload(function)
     return function
+
+
+def name_overload(function: onnx.FunctionProto) -> None:
+    """Name the overload of a function by its content, in place."""
+    function.ClearField("overload")
+    content = function.SerializeToString(deterministic=True)
+    function.overload = hashlib.sha256(content).hexdigest()[:8]
 
 
 def parameter(

@@ -10,7 +10,6 @@ themselves: without the library ONNX Runtime has the graph that it had.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from linexport.plugins.ops.op import name_overload
 from linexport.targets.tokenwise.cached_attention import with_cached_attention
 from linexport.targets.tokenwise.convolutions import (
     find_convolutions,
@@ -210,9 +210,7 @@ def _function(
         [opset],
         ["program"],
     )
-    function.overload = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[
-        :8
-    ]
+    name_overload(function)
     return function
 
 

@@ -11,7 +11,6 @@ mask that says no more than which keys are seen is not made.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import onnx
 from onnx import helper, parser
 
+from linexport.plugins.ops.op import name_overload
 from linexport.plugins.ops.shapes import Dim
 from linexport.targets.tokenwise.groups import add_functions, drop_unused, ordered
 from linexport.targets.tokenwise.lookup import Lookup, NewNodes, Shape, UnmatchedError, terms
@@ -317,8 +317,7 @@ def _function(found: _Attention, domain: str, opset: int) -> onnx.FunctionProto:
         width=query.heads * value.width,
     )
     function = parser.parse_function(text)
-    content = function.SerializeToString(deterministic=True)
-    function.overload = hashlib.sha256(content).hexdigest()[:8]
+    name_overload(function)
     return function
 
 

@@ -8,7 +8,6 @@ Runtime takes microseconds for each.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from onnx import AttributeProto, TensorProto, helper
 from linexport.graph.walk import reads
 from linexport.plugins.cpu import library
 from linexport.plugins.ops import op
+from linexport.plugins.ops.op import name_overload
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.tokenwise import DOMAIN, MOST
 from linexport.targets.tokenwise import OP as PROGRAM
@@ -175,6 +175,5 @@ def _function(
     given, made = [names[name] for name in inputs], [names[name] for name in outputs]
     body, opsets = inlined(nodes, [*functions.values()], names)
     function = helper.make_function(DOMAIN, OP, given, made, body, opsets, [*settings])
-    content = function.SerializeToString(deterministic=True)
-    function.overload = hashlib.sha256(content).hexdigest()[:8]
+    name_overload(function)
     return function

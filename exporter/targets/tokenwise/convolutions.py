@@ -9,14 +9,13 @@ same; for many the transposes take as long as the convolution, and so does what 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 from onnx import helper
 
 from linexport.plugins.ops import causal_conv
-from linexport.plugins.ops.op import DOMAIN, attribute_value
+from linexport.plugins.ops.op import DOMAIN, attribute_value, name_overload
 from linexport.targets.tokenwise.groups import Group
 from linexport.targets.tokenwise.nodes import parts_of
 from linexport.targets.tokenwise.values import TokenValues
@@ -146,9 +145,7 @@ def fused_convolution(
         own.opset_import,
         [*attributes],
     )
-    function.overload = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[
-        :8
-    ]
+    name_overload(function)
     name = f"{convolution.name}/tokens"
     made = helper.make_node(
         OP, inputs, outputs, name, domain=domain, overload=function.overload, **attributes

@@ -9,7 +9,6 @@ made of, are written to memory for all tokens, and decays by channel become one 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import onnx
 from onnx import helper, inliner
 
 from linexport.plugins.ops import feature_map, linear_attention, stabilized_exp
-from linexport.plugins.ops.op import DOMAIN, VERSION
+from linexport.plugins.ops.op import DOMAIN, VERSION, name_overload
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.tokenwise.convolutions import is_function_of
 from linexport.targets.tokenwise.nodes import attributes
@@ -148,9 +147,7 @@ def fused_exponentials(
         "feature_map": attributes(query)["kind"],
     }
     function = helper.make_function(domain, OP, formal, results, body, opsets, [*settings])
-    function.overload = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[
-        :8
-    ]
+    name_overload(function)
     name = f"{attention.name}/exponential"
     made = helper.make_node(
         OP, inputs, outputs, name, domain=domain, overload=function.overload, **settings

@@ -9,7 +9,6 @@ the graph that they had.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from linexport.plugins.kernels.plans.attention_layer import (
 )
 from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERANDS
 from linexport.plugins.ops import linear_attention
-from linexport.plugins.ops.op import DOMAIN, Node
+from linexport.plugins.ops.op import DOMAIN, Node, name_overload
 from linexport.plugins.ops.registry import linexport_nodes
 from linexport.targets.base import DTYPES, Options
 from linexport.targets.tokenwise.groups import drop_unused, readers_of
@@ -70,8 +69,7 @@ def with_layers(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
         attention = nodes[layer.node.output[0]]
         settings = plugin_attributes(description)
         function.attribute.extend(settings)
-        content = function.SerializeToString(deterministic=True)
-        function.overload = hashlib.sha256(content).hexdigest()[:8]
+        name_overload(function)
         attention.CopyFrom(
             helper.make_node(
                 LAYER,
