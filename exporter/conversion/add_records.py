@@ -19,8 +19,7 @@ from linexport.manifest.engines import EngineLatencyRow, EngineRecord
 from linexport.manifest.placement import PlacementRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
-from linexport.plugins.cpu import library
-from linexport.targets.base import uses_library
+from linexport.targets.base import fits_library, uses_library
 from linexport.targets.providers import CPU_ONLY
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
@@ -115,7 +114,7 @@ def with_library_checked(
 
     A library that differs fails nothing: the artifact runs by its functions then.
     """
-    if not library.computes(manifest.fused):
+    if not fits_library(manifest):
         return manifest
     found = parity.check_library(tested, with_library, manifest.parity, seed)
     manifest = replace(manifest, library=found)
@@ -127,7 +126,7 @@ def with_library_checked(
 
 def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
     """Say whether parity is that of the library, which may have opened what was tested."""
-    computed = library.computes(manifest.fused) and tested.execution == CPU_ONLY
+    computed = fits_library(manifest) and tested.execution == CPU_ONLY
     if not computed or manifest.parity is None:
         return manifest
     return replace(manifest, library=parity.proven(manifest.parity, tested.open()))

@@ -92,9 +92,14 @@ def run_into(
     return outputs
 
 
+def fits_library(manifest: Manifest) -> bool:
+    """Return whether the CPU library runs an artifact: it has an op for it, and takes rows."""
+    return manifest.packed is None and library.computes(manifest.fused)
+
+
 def uses_library(manifest: Manifest) -> bool:
     """Return whether the CPU library is to run an artifact, where one is built."""
-    return manifest.packed is None and manifest.trusts_library and library.computes(manifest.fused)
+    return manifest.trusts_library and fits_library(manifest)
 
 
 def unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
