@@ -243,9 +243,9 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
     tested = _tested(job, model.manifest, original)
     with job.watch.stage("streaming"):
         streaming = parity.check_streaming(tested, job.options.seed)
-    # A model's own states are inputs and outputs: they cannot be left out.
     if streaming.passed is False and job.target.options.packed:
         raise refused(f"it does not stream: {streaming.reason}")
+    # A model's own states are inputs and outputs: they cannot be left out.
     if streaming.passed is False and original.loaded.decode_module is None:
         reason = f"exported without state: {streaming.reason}"
         if model.mixing:

@@ -142,20 +142,19 @@ def _unpack(source: str, result: Any) -> tuple[Any, tuple[Any, ...], Any, tuple[
 
 def _by_position(module: Any, count: int, shapes: Any) -> Any:
     """Return an entry for each argument, where they are named after the parameters of forward."""
+    if not isinstance(shapes, dict):
+        return shapes
     parameters = inspect.signature(module.forward).parameters.values()
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters if p.kind in plain][:count]
-    if not isinstance(shapes, dict) or len(names) != count or set(shapes) != set(names):
-        return shapes  # torch says what is wrong with a dict
+    if len(names) != count or set(shapes) != set(names):
+        return shapes  # torch says what is wrong with it
     return tuple(shapes[name] for name in names)
 
 
 def _always_dynamic(shapes: Any) -> Any:
     """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
     from torch.export import Dim
+    from torch.utils import _pytree as pytree
 
-    if isinstance(shapes, dict):
-        return {key: _always_dynamic(value) for key, value in shapes.items()}
-    if isinstance(shapes, tuple | list):
-        return type(shapes)(map(_always_dynamic, shapes))
-    return Dim.DYNAMIC if shapes is Dim.AUTO else shapes
+    return pytree.tree_map(lambda dim: Dim.DYNAMIC if dim is Dim.AUTO else dim, shapes)

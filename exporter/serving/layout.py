@@ -31,7 +31,7 @@ class Layout:
     Attributes:
         most: number of sessions a call may join at most.
         longest: tokens of a call at most; None where nothing bounds them.
-        packed: the model takes packed batches.
+        packed: how the model takes packed batches; None for rows.
 
     Raises:
         UsageError: the batch of the model is fixed at more than one.
@@ -52,8 +52,7 @@ class Layout:
         self._rows = {n: s.index(batch) for n, s in shapes.items() if batch in s}
         self._masked = any(s.op == PADDING for s in states)
         self.longest, self._axis = model.longest, model.token_axis
-        self._packed = model.manifest.packed
-        self.packed = self._packed is not None
+        self.packed = model.manifest.packed
         alone = isinstance(batch, int) or len(self._rows) < len(shapes)
         limit = 1 if alone else dims[str(batch)].max
         self.most = limit or 2**31
@@ -61,16 +60,16 @@ class Layout:
     def joins(self, state: Mapping[str, np.ndarray], tokens: int) -> Hashable:
         """Return what must be equal in sessions that share a call, of state and tokens to come."""
         counted = [int(state[LENGTH[0]][0])] if LENGTH[0] in state else []
-        length = [] if self.packed else [tokens]
+        length = [tokens] if self.packed is None else []
         return *length, *counted, *([] if self._masked else self._lengths(state))
 
     def stack_inputs(self, feeds: Sequence[Arrays]) -> Arrays:
         """Return the inputs of a call of these sessions."""
         if len(feeds) == 1:
             return feeds[0]
-        if self._packed is not None:
+        if self.packed is not None:
             ends = np.cumsum([0, *map(self._axis.length, feeds)], dtype=np.int32)
-            return {**self._axis.join(feeds), self._packed.ends: ends}
+            return {**self._axis.join(feeds), self.packed.ends: ends}
         return {n: np.concatenate([f[n] for f in feeds], self._rows[n]) for n in feeds[0]}
 
     def is_row(self, name: str) -> bool:
@@ -107,9 +106,9 @@ class Layout:
         rows = len(lengths)
         if rows == 1:
             return [outputs]
-        if self.packed:
-            starts = [0, *accumulate(lengths)]
-            pieces = (self._axis.cut(outputs, *ends) for ends in pairwise(starts))
+        if self.packed is not None:
+            ends = [0, *accumulate(lengths)]
+            pieces = (self._axis.cut(outputs, *place) for place in pairwise(ends))
             return [{name: values.copy() for name, values in piece.items()} for piece in pieces]
         parts = {n: np.split(values, rows, self._rows[n]) for n, values in outputs.items()}
         return [{n: part[row].copy() for n, part in parts.items()} for row in range(rows)]

@@ -155,7 +155,9 @@ class Pool:
 
     def _chosen(self, waiting: list[Session], following: Mapping[Session, int]) -> list[Session]:
         """Return the prompts whose turn it is: as many as make a chunk, one at least."""
-        alike = [s for s in waiting if self._layout.packed or following[s] == following[waiting[0]]]
+        alike = waiting
+        if self._layout.packed is None:
+            alike = [s for s in waiting if following[s] == following[waiting[0]]]
         ends = [*accumulate(following[s] for s in alike)]
         return alike[: max(1, bisect_right(ends, self._chunk))]
 

@@ -1,10 +1,10 @@
 """ONNX Runtime's GatedDeltaNet: the rules of LinearAttention, on heads that have an axis.
 
-    GatedDeltaNet(q, k (B, T, G, d_k), v (B, T, H, d_v), , g (B, T, H) or (B, T, H, d_k),
+    GatedDeltaNet(q, k (B, T, G, d_k), v (B, T, H, d_v), cu_seqlens, g (B, T, H) or (B, T, H, d_k),
                   beta (B, T, H), S_0 (B, H, d_v, d_k))  ->  o (B, T, H, d_v), S_T
 
-    with cu_seqlens (B + 1), int32, for (B, T):  (n), the tokens of all sequences side by side;
-    those of sequence i are cu_seqlens[i] ... cu_seqlens[i + 1] - 1
+With cu_seqlens (B + 1), int32, there is one axis (n) in the place of (B, T): sequences are side by
+side, and i is tokens cu_seqlens[i] ... cu_seqlens[i + 1] - 1. Without, rows have one length.
 
     S'  = S_{t-1} e^{g_t}                                S_{t-1} without a decay
     S_t = S' + beta_t (v_t - S' k_t) k_t^T               S' + v_t k_t^T without beta

@@ -36,8 +36,7 @@ def lowering(node: Node, ends: str) -> tuple[Body, list[str]]:
         ends: cu_seqlens.
     """
     b = Body()
-    given = (x and b.Cast(x, to=TensorProto.FLOAT) for x in node.inputs)
-    x, weight, bias, past = given
+    x, weight, bias, past = (x and b.Cast(x, to=TensorProto.FLOAT) for x in node.inputs)
     output, state = b.node(
         OP,
         *(b.Squeeze(x, b.const([0])), weight, ends, bias, past),
