@@ -15,14 +15,18 @@ that of transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from linexport.artifact import draws
 from linexport.errors import ParityError, UsageError
 
 Chooser = Callable[[np.ndarray], int]
 """Logits, (vocabulary,), to a token."""
+
+EXACT = 4096
+"""Most tokens whose probabilities are computed in float64: more take longer than a step may."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +77,46 @@ class Sampling:
         """
         random = np.random.default_rng(self.seed)
         random.random(skip)
-        seen = {*text}
+        seen = _Seen(text)
 
         def choose(logits: np.ndarray) -> int:
             check_finite_logits(logits)
             if self.repetition_penalty != 1:
-                logits = self.penalised(logits, seen)
-            if self.temperature == 0:
-                token = int(logits.argmax())
-            else:
-                token = int(random.choice(len(logits), p=self.probabilities(logits)))
+                logits = self.penalised(logits, seen.ids)
+            token = (
+                int(logits.argmax())
+                if self.temperature == 0
+                else self.drawn(logits, float(random.random()))
+            )
             seen.add(token)
             return token
 
         return choose
 
-    def penalised(self, logits: np.ndarray, seen: Collection[int]) -> np.ndarray:
+    def drawn(self, logits: np.ndarray, uniform: float) -> int:
+        """Return the token at a share of all probabilities, in the order of tokens.
+
+        Args:
+            logits: (vocabulary,), of a temperature above 0.
+            uniform: from 0 to below 1.
+        """
+        if len(logits) <= EXACT:
+            return draws.draw(self.probabilities(logits), uniform)
+        w = None
+        if self.top_k:
+            kept, rest = draws.largest(logits, min(self.top_k, len(logits))), replace(self, top_k=0)
+        elif self.top_p < 1:
+            w = draws.weights(logits, self.temperature)
+            kept, rest = draws.nucleus(w, logits, self.top_p), replace(self, top_p=1.0)
+        elif self.min_p > 0:
+            least = logits.max() + self.temperature * np.log(self.min_p)
+            kept, rest = np.flatnonzero(logits >= least), replace(self, min_p=0.0)
+        else:
+            return draws.draw(draws.weights(logits, self.temperature), uniform)
+        return int(kept[rest.drawn(logits[kept], uniform)])
+
+    def penalised(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return logits with those of tokens seen lowered, (vocabulary,) in the same dtype."""
-        ids = np.fromiter(seen, np.int64, len(seen))
         found, factor = logits.copy(), logits.dtype.type(self.repetition_penalty)
         found[ids] = np.where(logits[ids] < 0, logits[ids] * factor, logits[ids] / factor)
         return found
@@ -121,13 +147,38 @@ def _nucleus(p: np.ndarray, share: float) -> np.ndarray:
     return kept
 
 
+class _Seen:
+    """Tokens of a text, each once, as an array that grows."""
+
+    def __init__(self, text: Collection[int]) -> None:
+        self._known = {*text}
+        self._ids = np.fromiter(self._known, np.int64, len(self._known))
+        self._count = len(self._ids)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The tokens, (number of them,) int64."""
+        return self._ids[: self._count]
+
+    def add(self, token: int) -> None:
+        if token in self._known:
+            return
+        self._known.add(token)
+        if self._count == len(self._ids):
+            self._ids = np.append(self._ids, np.zeros(max(16, self._count), np.int64))
+        self._ids[self._count] = token
+        self._count += 1
+
+
 def check_finite_logits(logits: np.ndarray) -> None:
     """Refuse logits that are no distribution; minus infinity is a token that cannot come.
 
     Raises:
         ParityError: one is NaN or infinity.
     """
-    if np.isnan(logits).any() or logits.max() == np.inf:
+    # The argmax is the first NaN where there is one: one pass over the vocabulary sees both.
+    largest = logits[logits.argmax()]
+    if not np.isfinite(largest):
         raise ParityError(
             "The model's logits are not finite, so no token can be chosen from them. "
             "Run linexport validate on the artifact."

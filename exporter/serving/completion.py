@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from linexport.artifact import StreamState
+from linexport.artifact import StreamState, draws
 from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.restrictions import Restrictions
 from linexport.artifact.sampling import log_probabilities
@@ -188,7 +188,8 @@ class Completion:
 
     def _scored(self, token: int, logits: np.ndarray) -> Scored:
         found, count = log_probabilities(logits), self._settings.logprobs or 0
-        likeliest = np.argsort(-found, kind="stable")[:count]
+        likeliest = draws.largest(logits, min(count, len(logits))) if count else []
+        likeliest = sorted(likeliest, key=lambda i: (-logits[i], i))
         top = tuple((int(i), float(found[i])) for i in likeliest)
         return Scored(token, float(found[token]), top, self._decoded)
 

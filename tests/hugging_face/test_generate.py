@@ -343,7 +343,9 @@ def test_tokens_are_kept_and_weighed_as_transformers_does(
     logits = np.array(sizes) / 97
     text = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=5))
     sampling = Sampling(**how)
-    found = sampling.probabilities(sampling.penalised(logits, {*text}))
+    found = sampling.probabilities(
+        sampling.penalised(logits, np.unique(np.asarray(text, np.int64)))
+    )
     processors = LogitsProcessorList(
         [library.RepetitionPenaltyLogitsProcessor(how["repetition_penalty"])]
         + [library.TemperatureLogitsWarper(how["temperature"])]
