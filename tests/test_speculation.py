@@ -100,7 +100,7 @@ def test_a_call_is_made_when_a_state_inside_of_a_step_is_needed(
     calls: list[int] = []
     call = model.call
     monkeypatch.setattr(
-        model, "call", lambda f, s: calls.append(f["tokens"].shape[1]) or call(f, s)
+        model, "call", lambda f, s, **k: calls.append(f["tokens"].shape[1]) or call(f, s, **k)
     )
     stream = model.stream(history=30)
     stream.step(tokens(10))

@@ -106,6 +106,6 @@ class Batch:
         # What belongs to images is not by token.
         piece = length if most is None or self._given else min(most, length)
         for start in range(0, length, piece):
-            outputs = stream.step(axis.cut(feeds, start, start + piece))
+            outputs = stream.step(axis.cut(feeds, start, start + piece), logits_to_keep=1)
         logits: np.ndarray = outputs[self._interface.logits][:, -1]
         return logits

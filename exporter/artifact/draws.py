@@ -20,7 +20,7 @@ CACHED = 32 * BLOCK
 """Tokens that are worked on at a time, so that they are still in the cache for the next step."""
 
 STRIDE = 64
-"""Of so many tokens one is looked at to guess a threshold."""
+"""Distance between the tokens that are looked at to guess a threshold."""
 
 HEAD = 1024
 """Tokens among which the nucleus of a trained model usually ends."""

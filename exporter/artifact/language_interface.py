@@ -92,3 +92,11 @@ def language_interface(manifest: Manifest) -> LanguageInterface:
     return LanguageInterface(
         tokens[0].name, outputs[0].name, vocabulary, masks[0] if masks else None
     )
+
+
+def logits_of(manifest: Manifest) -> str | None:
+    """Return the name of the logits of each token; None of what is not a language model."""
+    try:
+        return language_interface(manifest).logits
+    except UsageError:
+        return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, CallInputs, Range, count_rows
 from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.language_interface import language_interface
 from linexport.artifact.state import StreamState
 from linexport.artifact.token_axis import TokenAxis
 from linexport.errors import UsageError
@@ -18,6 +19,7 @@ from linexport.graph.states import LENGTH, PADDING, State
 from linexport.manifest import Manifest
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, run_into
+from linexport.targets.ort_options import LOGITS_TO_KEEP
 
 
 class Model:
@@ -96,17 +98,40 @@ class Model:
         feeds: Mapping[str, np.ndarray],
         state: Mapping[str, np.ndarray],
         into: Mapping[str, np.ndarray] | None = None,
+        logits_to_keep: int = 0,
     ) -> tuple[Arrays, Arrays]:
         """Return the outputs and the next state, both by name, for inputs that were checked.
 
         A state on a GPU is followed by one on that GPU.
         Next states of ``into`` are written to its arrays, which share no memory with ``state``.
+        Logits are those of the last ``logits_to_keep`` tokens at least, 0 of all: others are not
+        computed where the session need not.
         """
         inputs, taken = {**feeds, **state}, into or {}
+        if logits_to_keep and getattr(self._session, "keeps_logits", False):
+            inputs[LOGITS_TO_KEEP] = np.array([logits_to_keep], np.int64)
         arrays = {p: taken[past] for p, past in self._presents.items() if past in taken}
         outputs = run_into(self._session, inputs, arrays) if arrays else self._session.run(inputs)
         rest = {past: outputs.pop(p) for p, past in self._presents.items() if p not in arrays}
         return outputs, {**rest, **taken}
+
+    def check_kept(self, logits_to_keep: int) -> None:
+        """Check a number of tokens whose logits are wanted.
+
+        Raises:
+            UsageError: it is negative, or there are no logits of each token.
+        """
+        if logits_to_keep < 0:
+            raise UsageError(f"logits_to_keep is {logits_to_keep}; expected 0 (all) or more.")
+        if logits_to_keep:
+            language_interface(self.manifest)
+
+    def kept(self, outputs: Arrays, logits_to_keep: int) -> Arrays:
+        """Return outputs with the logits of the last tokens alone; 0 keeps all."""
+        if not logits_to_keep:
+            return outputs
+        name = language_interface(self.manifest).logits
+        return {**outputs, name: outputs[name][:, -logits_to_keep:]}
 
     def run_graph(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph on all its inputs; returns all outputs, states among them."""

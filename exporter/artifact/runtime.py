@@ -17,6 +17,7 @@ from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
 from linexport.artifact.images import image_inputs, images_of, vision_of
+from linexport.artifact.language_interface import logits_of
 from linexport.artifact.model import Model
 from linexport.artifact.stream import Stream
 from linexport.artifact.text_model import TextModel
@@ -119,7 +120,11 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
         else:
             native = uses_library(manifest)
             session = target.open(
-                model, threads=options["threads"], native=native, execution=execution
+                model,
+                threads=options["threads"],
+                native=native,
+                execution=execution,
+                logits=logits_of(manifest),
             )
             if execution.provider == providers.CPU and getattr(session, "native", False):
                 _say_what_is_proven(folder, manifest)
@@ -247,18 +252,25 @@ class Artifact(TextModel):
         """Files whose digests held when this was opened, by name; none with ``verify=False``."""
         return self.manifest.files if self._options.get("verify") else {}
 
-    def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
+    def run(self, *args: Input, logits_to_keep: int = 0, **inputs: np.ndarray) -> Arrays:
         """Return outputs by name for whole sequences, starting from the initial state.
 
-        Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
-        as one mapping of names to arrays.
+        Args:
+            args: arrays of the dtypes and shapes that the manifest lists, in its order, or one
+                mapping of names to arrays.
+            logits_to_keep: of a language model: return the logits of so many last tokens, which
+                saves the time and memory of the others; 0 returns those of all.
+            inputs: the same by name.
 
         Raises:
             UsageError: an input is missing, unknown, of the wrong dtype or shape, without elements,
                 or a token id that is not in the vocabulary.
         """
+        self.check_kept(logits_to_keep)
         feeds, batch = self.inputs.bind(args, inputs)
-        return self.call(feeds, self.hold(self.initial_state(batch)))[0]
+        state = self.hold(self.initial_state(batch))
+        outputs, _ = self.call(feeds, state, logits_to_keep=logits_to_keep)
+        return self.kept(outputs, logits_to_keep)
 
     def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays:
         """Return the inputs for images among token ids, for ``run`` and ``Stream.step``.

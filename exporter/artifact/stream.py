@@ -79,8 +79,14 @@ class Stream:
         """Rows whose state was lost to NaN or infinity."""
         return self._stopped
 
-    def step(self, *args: Input, **inputs: np.ndarray) -> Arrays:
+    def step(self, *args: Input, logits_to_keep: int = 0, **inputs: np.ndarray) -> Arrays:
         """Return outputs by name for the next piece of the sequence.
+
+        Args:
+            args: see ``Artifact.run``.
+            logits_to_keep: of a language model: return the logits of so many last tokens, which
+                saves the time of the others; 0 returns those of all.
+            inputs: see ``Artifact.run``.
 
         Raises:
             UsageError: see ``Artifact.run``; or the batch differs from that of the state. No row
@@ -89,10 +95,12 @@ class Stream:
                 rows are stopped, the others were advanced, and the error has the ``outputs``.
         """
         feeds, batch = self._model.inputs.bind(args, inputs)
+        self._model.check_kept(logits_to_keep)
         with self._lock:
-            return self._advance(feeds, batch, self._history)
+            outputs = self._advance(feeds, batch, self._history, logits_to_keep)
+        return self._model.kept(outputs, logits_to_keep)
 
-    def _advance(self, feeds: Arrays, batch: int, history: int) -> Arrays:
+    def _advance(self, feeds: Arrays, batch: int, history: int, logits_to_keep: int = 0) -> Arrays:
         """Make a step of the tokens that are pending and these; return the outputs of these."""
         model = self._model
         before = model.hold(model.initial_state(batch) if self._state is None else self._state)
@@ -101,13 +109,11 @@ class Stream:
             raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
         if self._finite:
             check_finite(feeds, self._stopped)
-        waited = 0
+        new = model.token_axis.length(feeds)
         if self._pending is not None:
-            waited = model.token_axis.length(self._pending)
             feeds = model.token_axis.join([self._pending, feeds])
-        outputs, after = model.call(feeds, before)
-        if waited:
-            outputs = model.token_axis.cut(outputs, waited)
+        outputs, after = model.call(feeds, before, logits_to_keep=logits_to_keep)
+        outputs = model.token_axis.cut(outputs, -new)
         lost = self._lost_rows(before, after, outputs) if self._finite else {}
         newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
         stopped = self._stopped | newly
@@ -172,9 +178,9 @@ class Stream:
             raise UsageError(f"known is {known}; expected 1 to {len(tokens)}, the tokens given.")
         feeds, batch = self._model.inputs.bind([{language.tokens: tokens[None]}], {})
         with self._lock:
-            held = max(self._history, len(tokens))
-            outputs = self._advance(feeds, batch, held)
-            logits = outputs[language.logits][0, known - 1 :]
+            held, chosen_from = max(self._history, len(tokens)), len(tokens) - known + 1
+            outputs = self._advance(feeds, batch, held, chosen_from)
+            logits = outputs[language.logits][0, -chosen_from:]
             chosen: list[int] = []
             try:
                 chosen.append(choose(logits[0]))

@@ -63,6 +63,7 @@ class Completion:
 
     resumes: str | None = None
     holds: str | None = None
+    logits_to_keep = 1
 
     def __init__(
         self,

@@ -230,10 +230,10 @@ class Engine:
             return dict.fromkeys(self._active, failed)
 
     def _go_on(self, session: Session, feeds: Feeds | None) -> None:
-        if feeds is not None:
-            session.push(feeds)
-            return
         task, begun = self._active[session]
+        if feeds is not None:
+            session.push(feeds, logits_to_keep=task.logits_to_keep)
+            return
         self._seconds += WEIGHT * (time.monotonic() - begun - self._seconds)
         if task.holds is None:
             self._close(session)

@@ -169,7 +169,8 @@ class Pool:
         if piece.start == piece.length:
             progress.pieces.popleft()
         marked = piece.start in piece.marks
-        return _Part(session, progress.version, feeds, progress.place, tokens, marked)
+        place, kept = progress.place, piece.logits_to_keep
+        return _Part(session, progress.version, feeds, place, tokens, marked, kept)
 
     def _joined(self, parts: Iterable[_Part]) -> list[list[_Part]]:
         """Split parts into those that may share a call."""
@@ -189,8 +190,11 @@ class Pool:
         by_place = {id(p.place): p for p in parts}
         group = [by_place[id(place)] for place in stack.places]
         feeds = self._layout.stack_inputs([p.feeds for p in group])
+        kept = [p.logits_to_keep for p in group]
+        # Side by side, the last tokens of a call are those of one session alone.
+        most = 0 if 0 in kept or self._layout.packed is not None else max(kept)
         try:
-            outputs, after = self.model.call(feeds, stack.past, stack.into)
+            outputs, after = self.model.call(feeds, stack.past, stack.into, logits_to_keep=most)
         except Exception as error:
             if len(group) > 1:
                 log.debug("a call of %d sessions failed; they are advanced alone", len(group))
@@ -198,7 +202,8 @@ class Pool:
             return self._keep(group, [_refused(error)], stack, {})
         lost = self._lost(after, group[0].tokens, outputs)
         tokens = [part.tokens for part in group]
-        results: list[Outcome] = list(self._layout.outputs(outputs, tokens))
+        own = self._layout.outputs(outputs, tokens)
+        results: list[Outcome] = [self.model.kept(o, n) for o, n in zip(own, kept, strict=True)]
         for row, names in lost.items():
             results[row] = _ended(names)
         rest = {name: values for name, values in after.items() if name not in stack.into}
@@ -242,7 +247,8 @@ class Pool:
 class _Part:
     """A session's share of a call: its inputs, its state, and the number of tokens.
 
-    Its state is kept in the cache afterwards where ``last_of_mark``.
+    Its state is kept in the cache afterwards where ``last_of_mark``. The logits of its last
+    ``logits_to_keep`` tokens are read, 0 of all.
     """
 
     session: Session
@@ -251,6 +257,7 @@ class _Part:
     place: Place
     tokens: int
     last_of_mark: bool
+    logits_to_keep: int
 
     @property
     def is_current(self) -> bool:

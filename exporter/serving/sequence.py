@@ -39,6 +39,7 @@ class SequenceStep:
         self.resumes, self.holds = resumes, holds
         self._model, self._feeds, self._channel = model, feeds, channel
         self._pieces: list[Feeds] = []
+        self.logits_to_keep = 0
 
     def state(self) -> StreamState | None:
         return None

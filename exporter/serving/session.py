@@ -26,11 +26,13 @@ from linexport.serving.store import Place, Store
 class Piece:
     """Inputs of a piece in a queue; calls have taken its tokens before ``start``.
 
-    A call ends at each of ``marks``, so that the state after that token exists.
+    A call ends at each of ``marks``, so that the state after that token exists. Each gives the
+    logits of its last ``logits_to_keep`` tokens, 0 of all.
     """
 
     feeds: Arrays
     length: int
+    logits_to_keep: int = 0
     start: int = 0
     marks: frozenset[int] = frozenset()
 
@@ -159,10 +161,11 @@ class Session:
         with self._slots.changed:
             return sum(p.length - p.start for p in self.progress.pieces)
 
-    def push(self, *args: Input, **inputs: np.ndarray) -> None:
+    def push(self, *args: Input, logits_to_keep: int = 0, **inputs: np.ndarray) -> None:
         """Queue the next piece of the sequence, of one row and one token or many.
 
-        Arguments are those of ``Stream.step``. Arrays are copied.
+        Arguments are those of ``Stream.step``; ``logits_to_keep`` is of each call that computes
+        part of the piece. Arrays are copied.
 
         Raises:
             UsageError: see ``Artifact.run``; there is more than one row; or the session is closed
@@ -170,12 +173,13 @@ class Session:
             NonFiniteError: NaN or infinity in an input. Nothing was queued.
         """
         slots = self._slots
+        slots.model.check_kept(logits_to_keep)
         feeds, rows = slots.model.inputs.bind(args, inputs)
         if rows != 1:
             raise UsageError(f"The piece has {rows} rows; a session has one.")
         check_finite(feeds, frozenset())
         copied = {name: values.copy() for name, values in feeds.items()}
-        piece = Piece(copied, slots.model.token_axis.length(copied))
+        piece = Piece(copied, slots.model.token_axis.length(copied), logits_to_keep)
         with slots.changed:
             self.progress.check()
             self._find_prefix(piece)

@@ -26,11 +26,13 @@ class Task(Protocol):
         cancelled: set by ``Engine.cancel``.
         resumes: name of the held session that it goes on with; None takes a slot.
         holds: name under which its session is kept when it is done; None frees the slot.
+        logits_to_keep: last tokens of each call whose logits it reads; 0 is all.
     """
 
     cancelled: bool
     resumes: str | None
     holds: str | None
+    logits_to_keep: int
 
     def state(self) -> StreamState | None:
         """Return the state to begin from; None for the beginning."""

@@ -15,7 +15,7 @@ from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
-from linexport.targets.ort_options import session_options, write_profile
+from linexport.targets.ort_options import LOGITS_TO_KEEP, session_options, write_profile
 from linexport.targets.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
@@ -261,11 +261,14 @@ class OrtSession:
             otherwise, as by default, by the functions that their nodes carry.
         settings: of ONNX Runtime's session configuration, by name.
         profile: a folder for a profile of what is run, and for ``optimized.onnx``, the graph of it.
+        logits: the output of a language model that the CPU computes for the last tokens alone where
+            an input ``logits_to_keep`` says so; see ``kept_logits``.
 
     Attributes:
         native: whether a library of ours runs them.
         placement: what the execution provider runs; None for the CPU.
         memory: of the execution provider's device; None for the CPU.
+        keeps_logits: whether ``logits_to_keep`` may be among the inputs of a call.
 
     Raises:
         EnvironmentProblemError: see ``placement.open_placed``.
@@ -282,6 +285,7 @@ class OrtSession:
         native: bool = False,
         settings: Mapping[str, str] | None = None,
         profile: Path | None = None,
+        logits: str | None = None,
     ) -> None:
         from linexport.targets import ort_opening
 
@@ -293,7 +297,7 @@ class OrtSession:
                 write_profile(made, profile)
             return made
 
-        found = ort_opening.opened(model, options, threads, execution, native)
+        found = ort_opening.opened(model, options, threads, execution, native, logits)
         self.inner, self.native, self.placement = found.inner, found.native, found.placement
         self.memory: OrtMemory | None = None
         if execution.provider != CPU:
@@ -302,19 +306,27 @@ class OrtSession:
             self.memory = OrtMemory(self.inner, found.captures)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
+        self.keeps_logits = any(i.name == LOGITS_TO_KEEP for i in self.inner.get_inputs())
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """See ``InferenceSession``; states that are on a device stay there."""
         if self.memory is not None:
             return self.memory.run(inputs, {})
-        values = self.inner.run(None, dict(inputs))
+        values = self.inner.run(None, self._complete(inputs))
         return dict(zip(self.output_names, values, strict=True))
 
     def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model with some outputs written to arrays that are there; return the others."""
         from linexport.targets.ort_memory import OrtMemory
 
-        return (self.memory or OrtMemory(self.inner)).run(inputs, arrays)
+        bound = self.memory or OrtMemory(self.inner)
+        return bound.run(self._complete(inputs), arrays)
+
+    def _complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs with the number of logits, all where none is given."""
+        import numpy as np
+
+        return {**({LOGITS_TO_KEEP: np.zeros(1, np.int64)} if self.keeps_logits else {}), **inputs}
 
     def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """See ``DeviceSession``; on ONNX Runtime's CPU provider arrays stay as they are."""

@@ -23,6 +23,7 @@ from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.targets import definitions, ort_graphs, placement
+from linexport.targets.kept_logits import with_kept_logits
 from linexport.targets.ort_options import changed_graph, with_graph
 from linexport.targets.providers import CPU, CUDA, Execution
 
@@ -50,21 +51,30 @@ class Opened:
 
 
 def opened(
-    model: Path | bytes, options: Options, threads: int, execution: Execution, native: bool
+    model: Path | bytes,
+    options: Options,
+    threads: int,
+    execution: Execution,
+    native: bool,
+    logits: str | None = None,
 ) -> Opened:
     """Open a model; arguments and errors are those of ``OrtSession``."""
     source: bytes | str = model if isinstance(model, bytes) else str(model)
     if execution.provider != CPU:
         return _on_provider(source, options, threads, execution)
     if native:
-        found = _tried("by the CPU library", lambda: _by_cpu_library(source, options(), threads))
+        found = _tried(
+            "by the CPU library", lambda: _by_cpu_library(source, options(), threads, logits)
+        )
         if found is not None:
             return found
-    chosen = options()
+    kept, chosen = partial(_keeping, logits=logits), options()
     try:
-        return Opened(_on_cpu(source, chosen))
+        return Opened(_on_cpu(with_graph(source, chosen, kept) if logits else source, chosen))
     except NotImplemented:
-        return Opened(_on_cpu(with_graph(source, chosen, definitions.defined), chosen))
+        chosen = options()
+        defined = with_graph(source, chosen, lambda model: definitions.defined(kept(model)))
+        return Opened(_on_cpu(defined, chosen))
 
 
 def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
@@ -79,19 +89,26 @@ def _on_cpu(source: bytes | str, options: Any) -> Any:
     return onnxruntime.InferenceSession(source, options, [ORT_CPU])
 
 
-def _by_cpu_library(source: bytes | str, options: Any, threads: int) -> Opened | None:
+def _by_cpu_library(
+    source: bytes | str, options: Any, threads: int, logits: str | None
+) -> Opened | None:
     if not cpu_library.register(options, threads):
         return None
-    changed = with_graph(source, options, _for_cpu_library)
+    change = partial(_for_cpu_library, logits=logits)
+    changed = with_graph(source, options, change)
     return Opened(_on_cpu(changed, options), native=True)
 
 
-def _for_cpu_library(model: onnx.ModelProto) -> onnx.ModelProto:
+def _keeping(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
+    return model if logits is None else with_kept_logits(model, logits)
+
+
+def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
     from linexport.targets.tokenwise import with_programs
     from linexport.targets.tokenwise.chains import with_chains
 
     cpu_library.check_nodes(model)
-    return with_chains(with_programs(model))
+    return with_chains(with_programs(_keeping(model, logits)))
 
 
 def _on_provider(

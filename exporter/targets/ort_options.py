@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
+LOGITS_TO_KEEP = "logits_to_keep"
+"""Input of a language model: of how many last tokens logits are computed; 0 for all."""
 
 Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
 """Returns the graph to run, or the very one that it is given."""

@@ -143,7 +143,7 @@ def test_states_stay_where_they_are_while_the_same_sessions_decode(
         for session in sessions:
             session.push(tokens(3))
         drain(pool)
-        monkeypatch.setattr(model, "call", lambda f, *s: calls.append(s) or call(f, *s))
+        monkeypatch.setattr(model, "call", lambda f, *s, **k: calls.append(s) or call(f, *s, **k))
         for _ in range(4):
             for session in sessions[::2]:
                 session.push(tokens(1))
