@@ -89,6 +89,7 @@ def check(
         initial_state=lambda batch: {},
         complete=dict,
         chosen=USUAL,
+        behind=0,
     )
     return parity.check_language(tested)
 

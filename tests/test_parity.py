@@ -30,7 +30,8 @@ from linexport.parity.cases import (
 )
 from linexport.parity.check import _cases
 from linexport.parity.compare import EDGES, compare_arrays
-from linexport.parity.streaming import _pieces
+from linexport.parity.splits import LONG as LONG_STREAM
+from linexport.parity.splits import long, usual
 from linexport.parity.tolerances import TOLERANCES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,7 +192,7 @@ def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
     ran: set[int],
 ) -> None:
     """So is one of whole chunks, of whose chunks nothing in the trace speaks."""
-    tested: Any = SimpleNamespace(dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=())
+    tested: Any = SimpleNamespace(dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=(), behind=0)
     compared: list[Case] = []
     found = []
     for case in _cases(tested, False, 0, compared):
@@ -248,12 +249,16 @@ def test_inputs_are_drawn_within_their_ranges_and_the_same_again() -> None:
     assert set(seen[0].unique().tolist()) == set(range(3, 10))
 
 
-@given(st.integers(2, 200), st.integers(0, 5), st.integers(0, 50))
-def test_pieces_make_up_the_whole(length: int, trial: int, seed: int) -> None:
-    pieces = _pieces(length, trial, seed)
-    assert sum(pieces) == length and min(pieces) >= 1
-    if trial == 0:
-        assert pieces == [1] * length
+@given(st.integers(1, 40), st.integers(2, 900), st.integers(0, 50), st.integers(2, 300))
+def test_splits_are_of_one_sequence(unit: int, units: int, seed: int, reach: int) -> None:
+    limits = DimRange(unit, None, unit * units, multiple=unit)
+    short = usual(limits, None, seed)
+    far = long(limits, 2 * reach + 16, [reach], 500, seed)
+    assert short[0].pieces == (unit,) * len(short[0].pieces)
+    for split in (*short, far):
+        assert sum(split.calls) == sum(split.pieces) == split.length
+        assert all(limits.allows(size) for size in (*split.calls, *split.pieces))
+    assert max(far.calls) <= max(500, unit) and far.length >= 2 * reach + 16
 
 
 # A conversion's record
@@ -290,8 +295,8 @@ def test_streaming_is_tried_token_by_token_and_in_pieces(
     streaming = manifest_of(converted("small")).streaming
     assert streaming.passed is True and streaming.reason is None
     assert streaming.splits[0] == (1,) * 150
-    assert len(streaming.splits) == 4
-    assert all(sum(s) == 150 for s in streaming.splits)
+    assert [sum(s) for s in streaming.splits] == [150, 150, 150, 150, LONG_STREAM]
+    assert streaming.skipped is None
 
 
 # Conversions that are wrong

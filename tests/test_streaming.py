@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from linexport.graph.dims import DimRange
 from linexport.graph.states import State
 from linexport.loaders import LoadedModel, Source
 from linexport.loaders.loaded_model import LanguageFacts
-from linexport.parity import ModelUnderTest, check_streaming
+from linexport.parity import ModelUnderTest, check_streaming, streaming
 
 DIMS = {"batch": DimRange(batch=True), "seq": DimRange()}
 SHAPE = ("batch", "seq", 4)
@@ -108,3 +109,118 @@ def test_states_that_differ_do_not_pass_even_where_no_output_tells() -> None:
     found = check_streaming(under_test(Session(state_off=1.0)))
     assert found.passed is False
     assert "the state present differs by" in str(found.reason)
+
+
+class Delay(RunningSum):
+    """x of ``lag`` tokens before."""
+
+    lag = 400
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (0, 0, self.lag, 0))[:, : x.shape[1]]
+
+
+class Delaying:
+    """The delay with a state of ``rows`` tokens, which stand for all it should have.
+
+    Attributes:
+        rows: tokens that the state has.
+        lag: tokens of the delay.
+        seconds: that a call takes for a thousand tokens.
+    """
+
+    def __init__(self, rows: int, lag: int, seconds: float = 0.0) -> None:
+        self.rows, self.lag, self.seconds = rows, lag, seconds
+        self.calls: list[int] = []
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        self.calls.append(x.shape[1])
+        time.sleep(self.seconds * x.shape[1] / 1000)
+        seen = np.concatenate([inputs["past"], x], 1)
+        missing = np.zeros((len(x), self.lag - self.rows, 4), np.float32)
+        out = np.concatenate([missing, seen], 1)[:, : x.shape[1]]
+        return {"out": out, "present": seen[:, -self.rows :]}
+
+
+def delayed(session: Delaying, **changed: object) -> ModelUnderTest:
+    tested = under_test(session, Delay)
+    held = State("past", "present", "float32", ("batch", session.rows, 4), "Delay")
+    return replace(tested, states=[held], **changed)
+
+
+def test_a_delay_of_more_than_a_short_sequence_is_tried_past_its_constant() -> None:
+    assert check_streaming(delayed(Delaying(400, 400))).passed
+    found = check_streaming(delayed(Delaying(300, 400)))
+    assert found.passed is False and "2,100 tokens" in str(found.reason)
+
+
+def test_what_reaches_back_further_than_a_long_sequence_is_tried_at_twice_that() -> None:
+    assert check_streaming(delayed(Delaying(2990, 3000))).passed  # nobody knows that it does
+    found = check_streaming(delayed(Delaying(2990, 3000), reaches=(3000,)))
+    assert found.passed is False and "6,016 tokens" in str(found.reason)
+    found = check_streaming(delayed(Delaying(3000, 3000), reaches=(3000,)))
+    assert found.passed and sum(found.splits[-1]) == 6016
+    ends = np.cumsum(found.splits[-1])
+    assert {3000, 3001, 3002, 6000, 6001, 6002, 6014, 6015} <= set(ends)  # single tokens
+
+
+def test_no_sequence_is_longer_than_the_artifact_takes_in_its_calls() -> None:
+    session = Delaying(2990, 3000)
+    dims = {**DIMS, "seq": DimRange(max=512)}
+    found = check_streaming(delayed(session, dims=dims, reaches=(3000,)))
+    assert found.passed is False and max(session.calls) == 512
+
+
+class Chunks:
+    """The mean of the tokens of a call, as of a model that is not causal."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        return {"out": x - x.mean(1, keepdims=True), "present": inputs["past"]}
+
+
+def test_tokens_in_multiples_are_fed_in_several_multiples() -> None:
+    dims = {**DIMS, "seq": DimRange(256, None, 256 * 64, multiple=256)}
+    tested = replace(under_test(Chunks()), dims=dims)
+    found = check_streaming(tested)
+    assert found.passed is False and "256, 256" in str(found.reason)
+    tested = replace(under_test(Session()), dims=dims)
+    splits = check_streaming(tested).splits
+    assert splits[0] == (256,) * 6 and splits[1] == (256, 512, 768)
+    assert all(size % 256 == 0 for pieces in splits for size in pieces)
+
+
+def test_one_piece_is_not_a_comparison() -> None:
+    one = {**DIMS, "seq": DimRange(256, None, 256, multiple=256)}
+    found = check_streaming(replace(under_test(Session()), dims=one))
+    assert found.passed is False and found.splits == ()
+    assert "nothing was compared: seq is 256 to 256" in str(found.reason)
+
+
+def test_what_would_take_long_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PATIENCE", 0.1)
+    session = Delaying(300, 400, seconds=0.1)
+    found = check_streaming(delayed(session))
+    assert found.passed and "tokens would take" in str(found.skipped)
+    assert max(session.calls) < 2100
+
+
+class Forgetting(Session):
+    """The running sum, whose count stops at 3,000 tokens."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = super().run(inputs)
+        seen = inputs["past"][:, 4:].max() + inputs["x"].shape[1]
+        found["present"][:, 4:] = min(seen, 3000) if inputs["x"].shape[1] > 1 else seen
+        return found
+
+
+def test_states_of_a_language_model_are_compared_after_4096_tokens() -> None:
+    tested = under_test(Forgetting())
+    assert check_streaming(tested).passed
+    facts = LanguageFacts(vocabulary=9, context=None, layers=())
+    tested = replace(tested, loaded=replace(tested.loaded, language=facts))
+    found = check_streaming(tested)
+    assert found.passed is False
+    assert "the state present differs" in str(found.reason) and "4,096" in str(found.reason)

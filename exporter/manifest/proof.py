@@ -223,12 +223,14 @@ class StreamingRecord:
         reason: cause of a failure, or of there being nothing to stream.
         max_relative_error: largest error over all splits.
         splits: lengths of the pieces, for each split tried.
+        skipped: longer sequence that was not tried, and why; None without one.
     """
 
     passed: bool | None
     reason: str | None
     max_relative_error: float | None = None
     splits: tuple[tuple[int, ...], ...] = ()
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def plan_cases(
     seed: int,
     shapes: Sequence[Sequence[int | str]] = (),
     chosen: ChosenSizes = ChosenSizes(),
+    behind: int = 0,
 ) -> list[Case]:
     """Cases for a model with these dynamic dimensions.
 
@@ -78,12 +79,14 @@ def plan_cases(
     with batch 1 and 3 and a new seed each; then, where there are floating inputs, large and tiny
     magnitudes and zeros. ``shapes`` are those of the inputs: where one has several dynamic
     dimensions, the longest keeps their product to ``AREA``. ``chosen`` takes the place of lengths
-    and batches.
+    and batches. ``behind`` is a length at which constants that reach back have done so.
     """
     longest = _longest(dims, shapes)
     lengths = chosen.lengths or _lengths(dims, traced, longest)
+    first = sequence(dims)
+    farthest = dims[first].nearest(behind) if first and not chosen.lengths else 0
     cases: list[Case] = []
-    for length in lengths:
+    for length in (*lengths, farthest) if farthest > longest >= LONG else lengths:
         for batch in chosen.batches or (BATCHES if length < longest else BATCHES[:1]):
             sizes = _sizes(dims, batch, length)
             case = Case("random", sizes, seed + len(cases))

@@ -44,6 +44,7 @@ from linexport.parity.near_ties import NearTies, decide, notes
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds, run_deciding
 from linexport.parity.rounding import apart, is_nothing_else
+from linexport.parity.splits import BEHIND
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -70,6 +71,7 @@ class ModelUnderTest:
         open_tower: opens that.
         execution: the execution provider that the model is opened on.
         open_changed: opens it with its graph changed; None where it has none, as an engine.
+        reaches: how many tokens behind its own each of its nodes looks that stores so many.
     """
 
     loaded: LoadedModel
@@ -87,6 +89,12 @@ class ModelUnderTest:
     open_tower: Callable[[], InferenceSession] | None = None
     execution: Execution = CPU_ONLY
     open_changed: OpenChanged | None = None
+    reaches: Sequence[int] = ()
+
+    @property
+    def behind(self) -> int:
+        """A length at which every constant that reaches back has reached twice; 0 without any."""
+        return 2 * max(self.reaches) + BEHIND if self.reaches else 0
 
     def complete(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Inputs in their order, those that are left out at their defaults."""
@@ -210,7 +218,8 @@ def _cases(
         compared: the cases so far that the original ran on.
     """
     dims, traced, chosen = tested.dims, tested.traced, tested.chosen
-    yield from plan_cases(dims, traced, floating, seed, tested.input_shapes, chosen)
+    shapes, behind = tested.input_shapes, tested.behind
+    yield from plan_cases(dims, traced, floating, seed, shapes, chosen, behind)
     first = sequence(dims)
     if first and not chosen.lengths and all(c.sizes[first] == traced[first] for c in compared):
         yield from longer_cases(dims, traced, seed)

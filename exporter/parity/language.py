@@ -51,6 +51,9 @@ from linexport.targets import InferenceSession
 
 PROMPT, GREEDY_STEPS = 16, 128
 
+LOGITS = 2**30
+"""Bytes of logits of one prompt; a longer one is compared in pieces alone, see ``streaming``."""
+
 AS_ALWAYS: Deciding = nullcontext()
 
 
@@ -102,7 +105,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     language = tested.loaded.language
     assert language is not None
     continued = bool(tested.states)
-    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued)
+    behind = tested.behind if 4 * tested.behind * language.vocabulary <= LOGITS else 0
+    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued, behind)
     original = _Original(tested.loaded, torch.float32)
     expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
     checked = _Check(_Artifact(tested, tested.open()), Parity(tested.tolerance))

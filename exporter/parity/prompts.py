@@ -76,6 +76,7 @@ def plan_prompts(
     seed: int,
     chosen: ChosenSizes = USUAL,
     continued: bool = True,
+    behind: int = 0,
 ) -> list[Trial]:
     """Return every case.
 
@@ -85,9 +86,15 @@ def plan_prompts(
         seed: of the tokens.
         chosen: lengths and batches of the whole sequences, in place of the usual ones.
         continued: whether sequences can be fed in pieces.
+        behind: a length at which constants that reach back have done so, 0 without any.
     """
     pieces = _continued(context, seed) if continued else ()
-    return [*_whole(dims, context, seed, chosen), *pieces]
+    whole = list(_whole(dims, context, seed, chosen))
+    fits = dims[SEQUENCE].allows(behind) and behind <= (behind if context is None else context)
+    if fits and not chosen.lengths and behind > max(t.case.sizes[SEQUENCE] for t in whole):
+        sizes = {BATCH: dims[BATCH].nearest(1), SEQUENCE: behind}
+        whole.append(Trial(Case(NONE, sizes, seed + len(whole)), NONE, (behind,)))
+    return [*whole, *pieces]
 
 
 def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: int) -> Prompt:

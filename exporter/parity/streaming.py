@@ -1,28 +1,47 @@
 """Streaming: a sequence fed in pieces, with states carried over, gives what it gives whole.
 
-Outputs may differ by the tolerance of parity, with its allowances for what the original itself
-loses to the rounding of float32; states by the tolerance alone.
+A short sequence is cut in several ways, a long one once: past twice every constant by which the
+model reaches back, and over ``LONG`` tokens where that does not take long. Outputs may differ by
+the tolerance of parity, with its allowances for what the original itself loses to the rounding of
+float32; states by the tolerance alone.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from linexport.graph.dims import PAST, DimRange
 from linexport.manifest.proof import StreamingRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
+from linexport.parity.compare import Comparison
 from linexport.parity.own_rounding import compare_runs
 from linexport.parity.reference import feeds
+from linexport.parity.splits import BEHIND, LONG, LONGEST_CALL, Split, long, usual
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
 
-LENGTH = 150
-TRIALS = 4
+LANGUAGE = 4_096
+"""Tokens after which the states of a language model are compared."""
+
+LANGUAGE_CALL = 1_024
+"""Tokens of one call of a language model: as many as parity compares with the original."""
+
+PATIENCE, PATIENCE_BEHIND, PATIENCE_LANGUAGE = 10.0, 60.0, 120.0
+"""Seconds that a long sequence may take: any, one past what constants reach, a language model's."""
+
+STEP = 600
+"""Tokens of a sequence that is tried where a long one might take too long."""
+
+KEPT = 2**27
+"""Bytes of outputs that are compared at every token; of more, single tokens are."""
 
 
 class InPlace(Protocol):
@@ -33,9 +52,24 @@ class InPlace(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds that a comparison took.
+
+    Attributes:
+        length: tokens of its longest call.
+        whole: seconds of its few calls.
+        call: seconds of one of its many.
+    """
+
+    length: int
+    whole: float
+    call: float
+
+
 @memory.low_memory()
 def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
-    """Split a sequence at random places, and once into single tokens, and compare.
+    """Split a short sequence into single tokens and at random places, then a long one; compare.
 
     States after the last piece must agree as well. A language model's sequence is within its
     context: beyond, frequencies may depend on how much of it a call has.
@@ -51,22 +85,7 @@ def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
     sequence = _sequence_dim(tested)
     if sequence is None:
         return StreamingRecord(False, "no dimension of the inputs is a dynamic sequence")
-    session = tested.open()
-    limits = tested.dims[sequence]
-    context = None if language is None else language.context
-    length = limits.nearest(LENGTH if context is None else min(LENGTH, context))
-    worst, tried = 0.0, []
-    for trial in range(TRIALS):
-        sizes = {d: tested.traced[d] for d in tested.dims}
-        sizes[sequence] = length
-        case = Case("stream", sizes, seed + trial)
-        pieces = [limits.multiple * n for n in _pieces(length // limits.multiple, trial, seed)]
-        tried.append(tuple(pieces))
-        error, reason = _one(tested, session, case, sequence, pieces)
-        worst = max(worst, error)
-        if reason:
-            return StreamingRecord(False, reason, worst, tuple(tried))
-    return StreamingRecord(True, None, worst, tuple(tried))
+    return _Check(tested, sequence, seed).run()
 
 
 def check_in_place(tested: ModelUnderTest, session: InPlace, seed: int = 0) -> str | None:
@@ -90,77 +109,217 @@ def _sequence_dim(tested: ModelUnderTest) -> str | None:
     return next((d for d in named if d != batch), None)
 
 
-def _pieces(length: int, trial: int, seed: int) -> list[int]:
-    """Lengths that sum to ``length``: single tokens first, then random pieces."""
-    if trial == 0:
-        return [1] * length
-    choose = random.Random(seed + trial)
-    cuts = sorted(choose.sample(range(1, length), min(1 + 2 * trial, length - 1)))
-    return [b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+class _Check:
+    """The comparisons of one artifact, and how long they took."""
+
+    def __init__(self, tested: ModelUnderTest, sequence: str, seed: int) -> None:
+        self.tested, self.sequence, self.seed = tested, sequence, seed
+        self.session = tested.open()
+        self.limits: DimRange = tested.dims[sequence]
+        shapes = zip(tested.output_names, tested.output_shapes, strict=True)
+        self.axes = {n: list(shape).index(sequence) for n, shape in shapes if sequence in shape}
+        self.timed: list[_Timed] = []
+        self.worst, self.tried = 0.0, list[tuple[int, ...]]()
+
+    def run(self) -> StreamingRecord:
+        """Compare all splits until one fails."""
+        longest = self._longest()
+        sizes = {d: self.tested.traced[d] for d in self.tested.dims}
+        for trial, split in enumerate(usual(self.limits, longest, self.seed)):
+            case = Case("stream", {**sizes, self.sequence: split.length}, self.seed + trial)
+            reason = self._compare(case, split) if split.compares else None
+            if reason:
+                return self._record(False, reason)
+        reason, skipped = self._long(longest)
+        if reason:
+            return self._record(False, reason)
+        if not self.tried:
+            return self._record(
+                False,
+                f"nothing was compared: {self.sequence} is {self.limits.min} to "
+                f"{self.limits.max or 'any'}{', ' * bool(self.limits.steps)}{self.limits.steps}, "
+                "so that no sequence has two pieces",
+            )
+        return replace(self._record(True, None), skipped=skipped)
+
+    def _record(self, passed: bool, reason: str | None) -> StreamingRecord:
+        return StreamingRecord(passed, reason, self.worst, tuple(self.tried))
+
+    def _longest(self) -> int | None:
+        """Return the most tokens of a sequence that the artifact is made for; None for any."""
+        language, past = self.tested.loaded.language, self.tested.dims.get(PAST)
+        given = [None if language is None else language.context, None if past is None else past.max]
+        return min((n for n in given if n is not None), default=None)
+
+    def _long(self, longest: int | None) -> tuple[str | None, str | None]:
+        """Compare the longest sequence that patience allows.
+
+        Returns the fault, and what was left out.
+        """
+        skipped = None
+        for wanted, patience in self._lengths():
+            length = wanted if longest is None else min(wanted, longest)
+            if self.tried and length <= sum(self.tried[-1]):
+                break
+            split = self._split(length)
+            if self._seconds(split) > patience and length > STEP:
+                reason = self._step(patience)
+                if reason:
+                    return reason, skipped
+            seconds = self._seconds(split)
+            if seconds > patience:
+                skipped = skipped or f"{length:,} tokens would take {seconds:.0f} s"
+                continue
+            return self._compare_long(split), skipped
+        return None, skipped
+
+    def _step(self, patience: float) -> str | None:
+        """Compare a sequence of ``STEP`` tokens, which tells how time grows with the length."""
+        split = self._split(STEP)
+        known = {timed.length for timed in self.timed}
+        if max(split.calls) in known or self._seconds(split) > patience:
+            return None
+        return self._compare_long(split)
+
+    def _compare_long(self, split: Split) -> str | None:
+        sizes = {
+            d: limits.nearest(1) if limits.batch else self.tested.traced[d]
+            for d, limits in self.tested.dims.items()
+        }
+        case = Case("long stream", {**sizes, self.sequence: split.length}, self.seed)
+        return self._compare(case, split) if split.compares else None
+
+    def _lengths(self) -> Iterator[tuple[int, float]]:
+        """Yield lengths worth a comparison, the longest first, and the seconds each may take."""
+        found = [(LONG, PATIENCE), (self.tested.behind, PATIENCE_BEHIND)]
+        if self.tested.loaded.language is not None:
+            found.append((LANGUAGE, PATIENCE_LANGUAGE))
+        yield from sorted(found, reverse=True)
+
+    def _split(self, length: int) -> Split:
+        call = LONGEST_CALL if self.tested.loaded.language is None else LANGUAGE_CALL
+        call = max(self.limits.multiple, min(call, KEPT // self._bytes_a_token()))
+        return long(self.limits, length, self.tested.reaches, call, self.seed)
+
+    def _bytes_a_token(self) -> int:
+        """Return the size of the outputs of one token."""
+        shapes = [s for s in self.tested.output_shapes if self.sequence in s]
+        return 4 * sum(math.prod(n for n in s if isinstance(n, int)) for s in shapes) or 1
+
+    def _seconds(self, split: Split) -> float:
+        """Return about how long a split takes: as pairs of tokens do, where no more is known."""
+        if not self.timed:
+            return 0.0
+        *before, last = sorted(self.timed, key=lambda timed: timed.length)
+        share, power = max(split.calls) / last.length, 2.0
+        shorter = [timed for timed in before if 2 * timed.length <= last.length]
+        if shorter:
+            growth = math.log(last.whole / shorter[-1].whole)
+            power = min(max(growth / math.log(last.length / shorter[-1].length), 1.0), 2.0)
+        whole = len(split.calls) * last.whole * share ** (power if share > 1 else 1.0)
+        return 2 * whole + len(split.pieces) * last.call
+
+    def _compare(self, case: Case, split: Split) -> str | None:
+        """Run a split; return what is wrong with it."""
+        self.tried.append(split.pieces)
+        tested, run = self.tested, _Run(self, case)
+        beyond = self.limits.max is not None and split.length > self.limits.max
+        try:
+            begin = time.perf_counter()
+            first = run(self.session, split.calls)
+            middle = time.perf_counter()
+            second = run(self.session, split.pieces)
+            end = time.perf_counter()
+        except Exception as error:
+            if beyond:  # a table may end there
+                self.tried.pop()
+                return None
+            self.worst = float("inf")
+            return f"pieces of {_spell(split.pieces)} tokens: {str(error).splitlines()[0]}"
+        few, many = middle - begin, end - middle
+        self.timed.append(
+            _Timed(max(split.calls), few / len(split.calls), many / len(split.pieces))
+        )
+        found = compare_runs(
+            tested, case, first, second, lambda other: run(other, split.pieces), of=run.chosen
+        )
+        self.worst = max(self.worst, *(result.max_relative_error for result in found.values()))
+        return self._fault(found, split)
+
+    def _fault(self, found: Mapping[str, Comparison], split: Split) -> str | None:
+        for name, result in found.items():
+            if result.passed:
+                continue
+            error = f"differs by {result.max_relative_error:.1e}"
+            if name not in self.tested.output_names:
+                return f"the state {name} {error} after {split.length:,} tokens"
+            if name not in self.axes:
+                return (
+                    f"{name} has no {self.sequence} axis, and {error} after the last piece of "
+                    f"{_spell(split.pieces)} tokens: it is one of the whole sequence"
+                )
+            return (
+                f"{name} {error} when a sequence of {split.length:,} tokens is fed in pieces of "
+                f"{_spell(split.pieces)} tokens: an operation besides the fused ones mixes tokens, "
+                "or the model loses that much to rounding"
+            )
+        return None
 
 
-def _one(
-    tested: ModelUnderTest, session: InferenceSession, case: Case, sequence: str, pieces: list[int]
-) -> tuple[float, str | None]:
-    inputs = feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names)
-    state = tested.initial_state(tested.batch(case.sizes))
-    if isinstance(session, DeviceSession):  # as they are when an artifact is run
-        state = session.hold(state)
+class _Run:
+    """One sequence, to be run in calls of any lengths.
 
-    shapes = zip(tested.output_names, tested.output_shapes, strict=True)
-    axes = {name: list(shape).index(sequence) for name, shape in shapes if sequence in shape}
+    Outputs of tokens are kept where there is room, else those of the last single tokens.
+    """
 
-    def in_pieces(session: InferenceSession) -> dict[str, np.ndarray]:
-        """Outputs joined, and states and what has no tokens after the last piece."""
-        parts, start, carried = [], 0, state
-        for size in pieces:
-            piece = {
-                name: _cut(inputs[name], shape, sequence, start, size)
-                for name, shape in zip(tested.input_names, tested.input_shapes, strict=True)
+    def __init__(self, check: _Check, case: Case) -> None:
+        tested = check.tested
+        self.check, self.tested = check, tested
+        drawn = draw_inputs(tested.loaded, tested.input_shapes, case)
+        self.inputs = feeds(drawn, tested.input_names)
+        self.begin = tested.initial_state(tested.batch(case.sizes))
+        if isinstance(check.session, DeviceSession):  # as they are when an artifact is run
+            self.begin = check.session.hold(self.begin)
+        length = case.sizes[check.sequence]
+        self.last = length if length * check._bytes_a_token() <= KEPT else BEHIND
+
+    def __call__(self, session: InferenceSession, calls: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return outputs joined, and states and what has no tokens after the last call."""
+        parts, start, carried = [], 0, self.begin
+        for size in calls:
+            fed = {
+                name: self._cut(self.inputs[name], shape, start, size)
+                for name, shape in zip(
+                    self.tested.input_names, self.tested.input_shapes, strict=True
+                )
             }
-            part = session.run({**piece, **carried})
-            carried = {s.past: part[s.present] for s in tested.states}
-            parts.append({name: part[name] for name in tested.output_names})
+            part = session.run({**fed, **carried})
+            carried = {s.past: part[s.present] for s in self.tested.states}
+            parts.append(self.chosen({n: part[n] for n in self.tested.output_names}))
             start += size
         joined = dict(parts[-1])
-        for name, axis in axes.items():
-            joined[name] = np.concatenate([part[name] for part in parts], axis=axis)
-        return {**joined, **{s.present: np.asarray(carried[s.past]) for s in tested.states}}
+        for name, axis in self.check.axes.items():
+            joined[name] = np.concatenate([np.asarray(part[name]) for part in parts], axis=axis)
+        ends = {s.present: np.asarray(carried[s.past]) for s in self.tested.states}
+        return {**{n: np.asarray(x) for n, x in self.chosen(joined).items()}, **ends}
 
-    try:
-        whole = session.run({**inputs, **state})
-        joined = in_pieces(session)
-    except Exception as error:
-        return float("inf"), f"pieces of {_spell(pieces)} tokens: {str(error).splitlines()[0]}"
-    whole = {name: np.asarray(whole[name]) for name in joined}
-    found = compare_runs(tested, case, whole, joined, in_pieces)
-    worst = max(result.max_relative_error for result in found.values())
-    for name, result in found.items():
-        if result.passed:
-            continue
-        if name not in tested.output_names:
-            return worst, f"the state {name} differs by {result.max_relative_error:.1e}"
-        if name not in axes:
-            return worst, (
-                f"{name} has no {sequence} axis, and differs by {result.max_relative_error:.1e} "
-                f"after the last piece of {_spell(pieces)} tokens: it is one of the whole sequence"
-            )
-        return worst, (
-            f"{name} differs by {result.max_relative_error:.1e} when the sequence is fed in "
-            f"pieces of {_spell(pieces)} tokens: an operation besides the fused ones mixes "
-            "tokens, or the model loses that much to rounding"
-        )
-    return worst, None
+    def chosen(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return outputs at the tokens that are compared."""
+        found = dict(outputs)
+        for name, axis in self.check.axes.items():
+            if name in found and found[name].shape[axis] > self.last:
+                index = (slice(None),) * axis + (slice(-self.last, None),)
+                found[name] = np.asarray(found[name])[index]
+        return found
+
+    def _cut(self, value: np.ndarray, shape: Any, start: int, size: int) -> np.ndarray:
+        if self.check.sequence not in shape:
+            return value
+        index: list[Any] = [slice(None)] * value.ndim
+        index[list(shape).index(self.check.sequence)] = slice(start, start + size)
+        return value[tuple(index)]
 
 
-def _cut(value: np.ndarray, shape: Any, sequence: str, start: int, size: int) -> np.ndarray:
-    if sequence not in shape:
-        return value
-    index: list[Any] = [slice(None)] * value.ndim
-    index[list(shape).index(sequence)] = slice(start, start + size)
-    return value[tuple(index)]
-
-
-def _spell(pieces: list[int]) -> str:
+def _spell(pieces: Sequence[int]) -> str:
     text = ", ".join(map(str, pieces[:8]))
     return text + (", ..." if len(pieces) > 8 else "")

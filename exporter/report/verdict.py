@@ -273,8 +273,11 @@ def streaming_check(manifest: Manifest) -> Check:
     graph = "the float32 graph: " if manifest.quantisation else ""
     if manifest.parity is not None and manifest.parity.layers:
         graph = "the float32 layers, each by itself: "
-    detail = f"{graph}{tried} split{'s' * (tried != 1)}, largest relative error "
-    detail += error(streaming.max_relative_error)
+    detail = f"{graph}{tried} split{'s' * (tried != 1)}"
+    if tried:
+        detail += f" of up to {count(max(map(sum, streaming.splits)))} tokens"
+    detail += f", largest relative error {error(streaming.max_relative_error)}"
+    detail += f"; not tried: {streaming.skipped}" if streaming.skipped else ""
     if streaming.passed:
         return Check("Streaming", "streaming", "good", "passed", detail)
     return Check("Streaming", "streaming", "bad", "failed", f"{reason}; {detail}")
