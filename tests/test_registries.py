@@ -21,7 +21,7 @@ from linexport.patches import Patch, Swap
 PASS = Pass("simplify", "tidy", "nothing", lambda graph: PassResult(False))
 TURN = Pass("rotary", "tidy", "nothing", lambda graph: PassResult(False))
 LATE = Pass("late", "target", "nothing", lambda graph: PassResult(False))
-PATCH = Patch((Swap("mamba_selective_scan", (), print),), (), ())
+PATCH = Patch((Swap("mamba_selective_scan", print),), ())
 TARGET = "a target"
 
 

@@ -6,20 +6,20 @@ theirs as entry points, whose objects are such patches:
     [project.entry-points."linexport.patches"]
     my_library = "my_package.my_library:PATCH"
 
-A patch names the functions it stands in for, as they are called inside a library's modeling files,
-and the parameters it expects them to have. It applies to every modeling file a model is made of
-that has such a function, whichever family it belongs to.
+A patch names the functions it stands in for, as they are called inside a library's modeling files.
+It applies to every modeling file a model is made of that has such a function, whichever family it
+belongs to. A function that a release has under another name is found by its parameters, which
+``parameters`` reads by what they mean.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +28,14 @@ from typing import Any
 
 from torch import nn
 
-from linexport.errors import UnsupportedModelError
+from linexport.patches.parameters import bind, is_same, signature
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
+from linexport.system.versions import TRANSFORMERS, Window
 
 __all__ = [
     "Patch",
     "Swap",
     "applied",
-    "check_signature",
     "modeling_files",
     "original",
     "patches",
@@ -47,8 +47,11 @@ log = logging.getLogger(__name__)
 GROUP = "linexport.patches"
 """Entry points by which other packages add patches."""
 
-KERNELS = "transformers.integrations.hub_kernels"
-"""Where the wrappers are from that call compiled kernels."""
+KERNELS = "hub_kernels"
+"""Last name of the module whose wrappers call compiled kernels."""
+
+DISTINCT = 4
+"""Parameters that a function has at least which is found by them."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,12 @@ class Swap:
 
     Attributes:
         name: in its modeling file; "Class.method" for a method.
-        parameters: names of the parameters it must have, in order.
-        replacement: called in its place, with the same arguments.
-        optional: names of parameters that it has in some families, before ``**kwargs``.
+        replacement: called in its place. Its parameters say what it needs of the function's, by
+            the names that the newest release has; those with a default may be missing there.
     """
 
     name: str
-    parameters: tuple[str, ...]
     replacement: Callable[..., Any]
-    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Patch:
     Attributes:
         swaps: the functions.
         families: model types of the library that were converted and checked with it.
-        tried: versions of the library it was tried with, as "package version".
+        tried: releases of the library it was tried with.
         ignores_padding: the library's code does not know which tokens are padding. The patch does,
             and is compared with the library on every row without its padding.
     """
 
     swaps: tuple[Swap, ...]
     families: tuple[str, ...]
-    tried: tuple[str, ...]
+    tried: Window = TRANSFORMERS
     ignores_padding: bool = False
 
 
@@ -111,17 +111,22 @@ def patches() -> tuple[Patch, ...]:
 
 
 @contextmanager
-def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
+def applied(modules: Iterable[ModuleType]) -> Iterator[set[str]]:
     """Swap every function of these modules that a patch names; all are restored at the end.
 
-    Raises:
-        UnsupportedModelError: such a function has other parameters than its patch expects.
+    Yields:
+        What the functions were given that the patches do not know, filled as they are called.
     """
+    notes: set[str] = set()
     places = list(_places(modules))
-    for (holder, name), _ in places:
-        log.info("%s.%s is swapped while the model is traced", holder.__name__, name)
-    with _replaced([(*place, swap.replacement) for place, swap in places]):
-        yield
+    for place, _ in places:
+        log.info("%s is swapped while the model is traced", place)
+    bound = [
+        (p.holder, p.name, p.stored(bind(str(p), p.function, swap.replacement, patch.tried, notes)))
+        for p, (swap, patch) in places
+    ]
+    with _replaced(bound):
+        yield notes
 
 
 def modeling_files(model: nn.Module, known: bool = False) -> list[ModuleType]:
@@ -132,7 +137,7 @@ def modeling_files(model: nn.Module, known: bool = False) -> list[ModuleType]:
         known: only those of packages that patches were tried with.
     """
     names = dict.fromkeys(type(part).__module__ for part in model.modules())
-    packages = {tried.partition(" ")[0] for patch in patches() for tried in patch.tried}
+    packages = {patch.tried.package for patch in patches()}
     kept = [name for name in names if not known or name.partition(".")[0] in packages]
     return [sys.modules[name] for name in kept if not name.startswith("torch.")]
 
@@ -150,73 +155,111 @@ def original(modules: Iterable[ModuleType]) -> Iterator[None]:
     The library wraps them to call compiled kernels where a package with such is installed, which
     fails without a GPU, and to say so where none is.
     """
-    modules = list(modules)
-    places = [place for place, _ in _places(modules)]
-    places += [(m, name) for m in modules for name, x in vars(m).items() if _calls_kernels(x)]
-    with _replaced([(*place, inspect.unwrap(getattr(*place))) for place in places]):
+    held = [h for m in modules for h in _holders(m) if isinstance(h, ModuleType)]
+    plain = [(h, name, _plain(x)) for h in dict.fromkeys(held) for name, x in vars(h).items()]
+    with _replaced([place for place in plain if place[2] is not None]):
         yield
 
 
-Place = tuple[Any, str]
-"""A module or class, and the name of a function in it."""
+@dataclass(frozen=True)
+class Place:
+    """Where a library has a function: in a module, or in a class.
+
+    Attributes:
+        holder: the module or class.
+        name: of the function in it.
+        function: as it is there.
+    """
+
+    holder: Any
+    name: str
+    function: Any
+
+    def __str__(self) -> str:
+        owner = self.holder
+        if isinstance(owner, type):
+            return f"{owner.__module__}.{owner.__qualname__}.{self.name}"
+        return f"{owner.__name__}.{self.name}"
+
+    def stored(self, function: Callable[..., Any]) -> Any:
+        """Return another function as the holder has this one."""
+        static = isinstance(inspect.getattr_static(self.holder, self.name), staticmethod)
+        return staticmethod(function) if static else function
 
 
-def _places(modules: Iterable[ModuleType]) -> list[tuple[Place, Swap]]:
-    found: list[tuple[Place, Swap]] = []
+Swapped = tuple[Swap, Patch]
+
+
+def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[Place, Swapped]]:
+    """Yield every function of these modules that a patch swaps."""
+    swaps = [(swap, patch) for patch in patches() for swap in patch.swaps]
     for module in modules:
-        for patch in patches():
-            for swap in patch.swaps:
-                owner, _, name = swap.name.rpartition(".")
-                holder = getattr(module, owner, None) if owner else module
-                function = getattr(holder, name, None)
-                if function is not None and _defined_in(function, module):
-                    place = f"{module.__name__}.{swap.name}"
-                    own = inspect.signature(inspect.unwrap(function)).parameters
-                    optional = [name for name in swap.optional if name in own]
-                    *first, last = swap.parameters
-                    check_signature(place, function, (*first, *optional, last), patch.tried)
-                    found.append(((holder, name), swap))
+        named = [(place, both) for both in swaps if (place := _named(module, both[0].name))]
+        yield from named
+        yield from _renamed(module, swaps, {id(both) for _, both in named})
+
+
+def _named(module: ModuleType, name: str) -> Place | None:
+    """Return a function by its name: of the module, or of what the module has."""
+    owner, _, name = name.rpartition(".")
+    # A release may call a function as that of another of its modules, or as a method.
+    for holder in [getattr(module, owner, None)] if owner else _holders(module):
+        function = getattr(holder, "__dict__", {}).get(name)
+        function = getattr(function, "__func__", function)
+        if inspect.isfunction(inspect.unwrap(function)):
+            return Place(holder, name, function)
+    return None
+
+
+def _holders(module: ModuleType) -> list[Any]:
+    """Return a module with the modules and classes of its package that it has by a name."""
+    package = module.__name__.partition(".")[0]
+    found = [module]
+    for value in list(vars(module).values()):
+        home = getattr(value, "__module__" if isinstance(value, type) else "__name__", "")
+        if isinstance(value, type | ModuleType) and home.partition(".")[0] == package:
+            found.append(value)
     return found
 
 
-def _defined_in(function: Any, module: ModuleType) -> bool:
-    """Not one that the module imports: it is swapped where it is called from, all the same."""
-    return inspect.isfunction(inspect.unwrap(function)) and module.__name__ in sys.modules
+def _renamed(
+    module: ModuleType, swaps: Sequence[Swapped], known: Container[int]
+) -> Iterator[tuple[Place, Swapped]]:
+    """Yield functions of other names that have the parameters of one replacement, and no other's.
 
-
-def _calls_kernels(value: Any) -> bool:
-    """A function of PyTorch in the library's wrapper."""
-    wrapped = inspect.isfunction(value) and hasattr(value, "__wrapped__")
-    return wrapped and value.__globals__.get("__name__") == KERNELS
-
-
-def check_signature(
-    place: str, function: Any, parameters: tuple[str, ...], tried: tuple[str, ...]
-) -> None:
-    """A library's function is called as it was in the versions it was tried with.
-
-    Raises:
-        UnsupportedModelError: it has other parameters.
+    Args:
+        module: that has them.
+        swaps: with their patches.
+        known: those of functions that the module has by their names, by their ids.
     """
-    found = tuple(inspect.signature(inspect.unwrap(function)).parameters)
-    if found != parameters:
-        package, _, version = tried[-1].partition(" ")
-        same = importlib.metadata.version(package) == version
-        advice = (
-            "This family has a form of it that linexport does not convert."
-            if same
-            else "Install such a version, or a newer linexport."
-        )
-        raise UnsupportedModelError(
-            f"{place} has the parameters ({', '.join(found)}); linexport knows it with "
-            f"({', '.join(parameters)}), as in {' and '.join(tried)}. {advice}"
-        )
+    wanted = [(both, signature(both[0].replacement)) for both in swaps]
+    names = {swap.name for swap, _ in swaps}
+    for name, function in list(vars(module).items()):
+        if not inspect.isfunction(function) or name in names:
+            continue
+        own = signature(function)
+        if len(own.parameters) < DISTINCT:
+            continue
+        same = [both for both, needs in wanted if is_same(own, needs)]
+        free = [both for both in same if id(both) not in known]
+        if free and len({swap.replacement for swap, _ in same}) == 1:
+            yield Place(module, name, function), free[0]
+
+
+def _plain(value: Any) -> Callable[..., Any] | None:
+    """Return the function of PyTorch in the library's wrapper; None where it has none."""
+    found = None
+    while inspect.isfunction(value) and hasattr(value, "__wrapped__"):
+        calls_kernels = value.__globals__.get("__name__", "").rpartition(".")[2] == KERNELS
+        value = value.__wrapped__
+        found = value if calls_kernels else found
+    return found
 
 
 @contextmanager
 def _replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     with ExitStack() as restore:
         for holder, name, replacement in replacements:
-            restore.callback(setattr, holder, name, getattr(holder, name))
+            restore.callback(setattr, holder, name, inspect.getattr_static(holder, name))
             setattr(holder, name, replacement)
         yield

@@ -29,13 +29,6 @@ def causal_conv1d_fn(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "causal_conv1d_fn",
-            ("hidden_states", "weight", "bias", "activation", "kwargs"),
-            causal_conv1d_fn,
-        ),
-    ),
+    swaps=(Swap("causal_conv1d_fn", causal_conv1d_fn),),
     families=("inkling", "inkling2", "lfm2", "lfm2_moe", "lfm3"),
-    tried=("transformers 5.23.0",),
 )

@@ -20,7 +20,7 @@ from linexport.patches.state_cache import active
 
 
 def forward(
-    self: Any, hidden_states: Tensor, past_key_values: Any, conv_mask: Tensor | None = None
+    self: Any, hidden_states: Tensor, cache: Any, conv_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stands in for ``ZayaCCAProjection.forward``: query, key and value (B, T, H, d)."""
     states, width = active(), self.head_dim
@@ -48,13 +48,6 @@ def forward(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "ZayaCCAProjection.forward",
-            ("self", "hidden_states", "past_key_values", "conv_mask"),
-            forward,
-        ),
-    ),
+    swaps=(Swap("ZayaCCAProjection.forward", forward),),
     families=("zaya",),
-    tried=("transformers 5.23.0",),
 )

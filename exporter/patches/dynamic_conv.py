@@ -21,7 +21,7 @@ def forward(
     self: Any,
     hidden_states: Tensor,
     dynamic_input: Tensor,
-    past_key_values: Any = None,
+    cache: Any = None,
     conv_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
@@ -40,13 +40,6 @@ def forward(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "Inkling2DynamicShortConvolution.forward",
-            ("self", "hidden_states", "dynamic_input", "past_key_values", "conv_mask", "kwargs"),
-            forward,
-        ),
-    ),
+    swaps=(Swap("Inkling2DynamicShortConvolution.forward", forward),),
     families=("inkling2",),
-    tried=("transformers 5.23.0",),
 )

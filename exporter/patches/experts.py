@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 
 from linexport.models.functional import mixture_of_experts
-from linexport.patches import check_signature
+from linexport.patches import parameters
+from linexport.patches.library import find
 from linexport.plugins.ops.mixture_of_experts import ExpertFunction
 
 NAME = "linexport"
 """Name of the implementation, while a model is traced."""
-
-PARAMETERS = ("self", "hidden_states", "top_k_index", "top_k_weights")
-TRIED = ("transformers 5.23.0",)
 
 ACTIVATIONS = {
     "SiLUActivation": "silu",
@@ -48,20 +46,22 @@ def applied(model: Any) -> Iterator[None]:
     """The experts of a model computed by the op; restored afterwards.
 
     Raises:
-        UnsupportedModelError: the interface has other parameters than are expected.
+        EnvironmentProblemError: this transformers has no such interface.
+        UnsupportedModelError: it has other parameters than are expected.
     """
-    from transformers.integrations import moe
-
-    gathered = moe.batched_mm_experts_forward
-    check_signature(f"{moe.__name__}.{gathered.__name__}", gathered, PARAMETERS, TRIED)
+    if not any(hasattr(part, "_apply_gate") for part in model.modules()):
+        yield
+        return
+    functions = find("integrations.moe", "ALL_EXPERTS_FUNCTIONS")
+    like = find("integrations.moe", "batched_mm_experts_forward")
     before = model.get_experts_implementation()
-    moe.ALL_EXPERTS_FUNCTIONS[NAME] = forward
+    functions[NAME] = parameters.bind(f"{like.__module__}.{like.__name__}", like, forward)
     try:
         model.set_experts_implementation(NAME)
         yield
     finally:
         model.set_experts_implementation(before)
-        del moe.ALL_EXPERTS_FUNCTIONS[NAME]
+        del functions[NAME]
 
 
 def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _every_expert(module: Any, x: Tensor, index: Tensor, weight: Tensor) -> Tens
     first, act = ("gate_up_proj", "_apply_gate") if module.has_gate else ("up_proj", "act_fn")
     h = getattr(module, act)(product(x, first).flatten(0, 1))
     y = product(h.unflatten(0, pairs), "down_proj")
-    if module.has_post_expert_norm:
+    if _has_norm(module):
         y = module.post_expert_norm(y.flatten(0, 1)).unflatten(0, pairs)
     share = weight.new_zeros(pairs[::-1]).scatter_add(1, index, weight)
     return torch.einsum("ne,enh->nh", share.to(y.dtype), y).to(x.dtype)
@@ -99,16 +99,19 @@ def _every_expert(module: Any, x: Tensor, index: Tensor, weight: Tensor) -> Tens
 
 def described(module: Any) -> ExpertFunction | None:
     """Return what the op computes between the products of these experts; None if it cannot."""
-    from transformers.integrations.moe import _default_apply_gate
-
-    if module.has_bias or module.has_post_expert_norm or module.is_transposed:
+    if module.has_bias or _has_norm(module) or module.is_transposed:
         return None
     gate, act = type(module)._apply_gate, module.act_fn
     activation = getattr(act, "__name__", type(act).__name__)
-    if gate is _default_apply_gate and activation in ACTIVATIONS:
+    if gate is find("integrations.moe", "_default_apply_gate") and activation in ACTIVATIONS:
         return ExpertFunction(ACTIVATIONS[activation], module.has_gate)
     if (gate.__qualname__, activation) == CAPPED and module.has_gate:
         caps = act.gate_softcap.softcap, act.up_softcap.softcap
         # Of a cap of zero the library's quotient is no number, where the op has no cap.
         return ExpertFunction("silu", True, *caps) if min(caps) > 0 else None
     return None
+
+
+def _has_norm(module: Any) -> bool:
+    """Return whether experts have a norm behind them, which transformers 5.18 does not know."""
+    return bool(getattr(module, "has_post_expert_norm", False))

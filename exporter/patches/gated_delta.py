@@ -58,16 +58,12 @@ def l2norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + L2_EPSILON / width) * scale
 
 
-_COMMON = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "kwargs")
-_RECURRENT = ("query", "key", "value", "g", "beta", *_COMMON)
-_CHUNKED = ("query", "key", "value", "g", "beta", "chunk_size", *_COMMON)
-
 PATCH = Patch(
     swaps=(
-        Swap("torch_chunk_gated_delta_rule", _CHUNKED, gated_delta_rule),
-        Swap("torch_recurrent_gated_delta_rule", _RECURRENT, gated_delta_rule),
-        Swap("chunk_kimi_delta_attention", _CHUNKED, gated_delta_rule),
-        Swap("recurrent_kimi_delta_attention", _RECURRENT, gated_delta_rule),
+        Swap("torch_chunk_gated_delta_rule", gated_delta_rule),
+        Swap("torch_recurrent_gated_delta_rule", gated_delta_rule),
+        Swap("chunk_kimi_delta_attention", gated_delta_rule),
+        Swap("recurrent_kimi_delta_attention", gated_delta_rule),
     ),
     families=(
         "bailing_hybrid",
@@ -77,5 +73,4 @@ PATCH = Patch(
         "qwen3_5_moe",
         "qwen3_next",
     ),
-    tried=("transformers 5.23.0",),
 )

@@ -24,7 +24,7 @@ def kimi_forward(
     self: Any,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stands in for ``KimiLinearAttention.forward``."""
@@ -33,7 +33,7 @@ def kimi_forward(
     else:
         query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
     queries, keys = _queries(self, query), _latents(self, hidden_states)
-    output = _attended(self, queries, keys, attention_mask, past_key_values)
+    output = _attended(self, queries, keys, attention_mask, cache)
     return self.o_proj(output.flatten(2)), None
 
 
@@ -42,7 +42,7 @@ def bailing_forward(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stands in for ``BailingHybridAttention.forward``: r and q'' turn, and heads have gates."""
@@ -55,7 +55,7 @@ def bailing_forward(
     own, turned = _queries(self, self.q_proj(hidden_states))
     latent, shared = _latents(self, hidden_states)
     keys = (latent, turn(shared))
-    output = _attended(self, (own, turn(turned)), keys, attention_mask, past_key_values)
+    output = _attended(self, (own, turn(turned)), keys, attention_mask, cache)
     gate = torch.sigmoid(self.g_proj(hidden_states).float()).to(hidden_states.dtype)
     return self.o_proj((output * gate.unsqueeze(-1)).flatten(2)), None
 
@@ -79,12 +79,12 @@ def _attended(
     query: tuple[Tensor, Tensor],
     keys: tuple[Tensor, Tensor],
     mask: Tensor | None,
-    past_key_values: Any,
+    cache: Any,
 ) -> Tensor:
     """Return what the heads give, (B, T, H, d_v), of q' and q'', c and r."""
     latent, shared = keys
-    if past_key_values is not None:
-        latent, shared = past_key_values.update(latent, shared, self.layer_idx)
+    if cache is not None:
+        latent, shared = cache.update(latent, shared, self.layer_idx)
     widths = (self.qk_nope_head_dim, self.v_head_dim)
     heads = self.kv_b_proj.weight.unflatten(0, (self.num_heads, sum(widths)))
     to_key, to_value = heads[:, : widths[0]], heads[:, widths[0] :]
@@ -96,24 +96,8 @@ def _attended(
 
 PATCH = Patch(
     swaps=(
-        Swap(
-            "KimiLinearAttention.forward",
-            ("self", "hidden_states", "attention_mask", "past_key_values", "kwargs"),
-            kimi_forward,
-        ),
-        Swap(
-            "BailingHybridAttention.forward",
-            (
-                "self",
-                "hidden_states",
-                "position_embeddings",
-                "attention_mask",
-                "past_key_values",
-                "kwargs",
-            ),
-            bailing_forward,
-        ),
+        Swap("KimiLinearAttention.forward", kimi_forward),
+        Swap("BailingHybridAttention.forward", bailing_forward),
     ),
     families=("bailing_hybrid", "kimi_linear"),
-    tried=("transformers 5.23.0",),
 )

@@ -23,7 +23,7 @@ def forward(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stands in for ``MiniMaxLightningAttention.forward``."""
@@ -47,16 +47,6 @@ def forward(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "MiniMaxLightningAttention.forward",
-            (
-                *("self", "hidden_states", "position_embeddings", "attention_mask"),
-                *("past_key_values", "kwargs"),
-            ),
-            forward,
-        ),
-    ),
+    swaps=(Swap("MiniMaxLightningAttention.forward", forward),),
     families=("minimax",),
-    tried=("transformers 5.23.0",),
 )

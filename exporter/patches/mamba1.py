@@ -83,18 +83,8 @@ def _of_package(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "mamba_selective_scan",
-            (
-                *("hidden_states", "dt", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus"),
-                *("return_last_state", "use_mambapy", "use_associative_scan", "kwargs"),
-            ),
-            selective_scan,
-        ),
-    ),
+    swaps=(Swap("mamba_selective_scan", selective_scan),),
     families=("falcon_mamba", "jamba", "mamba", "zamba"),
-    tried=("transformers 5.23.0",),
 )
 
 FUNCTIONS = tuple(

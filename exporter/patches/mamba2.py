@@ -51,16 +51,6 @@ def chunk_scan(
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "mamba2_chunk_scan",
-            (
-                *("hidden_states", "dt", "A", "B", "C", "chunk_size", "D", "dt_bias"),
-                *("initial_states", "dt_softplus", "dt_limit", "return_final_states", "kwargs"),
-            ),
-            chunk_scan,
-        ),
-    ),
+    swaps=(Swap("mamba2_chunk_scan", chunk_scan),),
     families=("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"),
-    tried=("transformers 5.23.0",),
 )

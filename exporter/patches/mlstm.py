@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linexport.patches import Patch, Swap
+from linexport.patches.library import find
 from linexport.patches.state_cache import active
 
 
@@ -91,31 +92,18 @@ def model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
 
 def language_model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
     """Stands in for ``xLSTMForCausalLM.forward``, which does as well."""
-    from transformers.modeling_outputs import CausalLMOutput
-
     logits = self.lm_head(self.backbone(input_ids)[0]).float()
     cap = self.config.output_logit_soft_cap
-    return CausalLMOutput(logits=logits if cap is None else cap * torch.tanh(logits / cap))
+    output = find("modeling_outputs", "CausalLMOutput")
+    return output(logits=logits if cap is None else cap * torch.tanh(logits / cap))
 
-
-_INPUTS = ("self", "input_ids", "inputs_embeds", "cache_params")
 
 PATCH = Patch(
     swaps=(
-        Swap(
-            "xLSTMBackend.forward",
-            (
-                *("self", "query", "key", "value", "igate", "fgate"),
-                *("c_initial", "n_initial", "m_initial", "return_last_states", "mode"),
-            ),
-            backend,
-        ),
-        Swap("xLSTMModel.forward", (*_INPUTS, "use_cache", "kwargs"), model),
-        Swap(
-            "xLSTMForCausalLM.forward", (*_INPUTS, "labels", "use_cache", "kwargs"), language_model
-        ),
+        Swap("xLSTMBackend.forward", backend),
+        Swap("xLSTMModel.forward", model),
+        Swap("xLSTMForCausalLM.forward", language_model),
     ),
     families=("xlstm",),
-    tried=("transformers 5.23.0",),
     ignores_padding=True,
 )

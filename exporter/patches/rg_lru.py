@@ -57,14 +57,7 @@ def _recurrence(unit: Any, x: Tensor, positions: Tensor, layer: str) -> Tensor:
 
 
 PATCH = Patch(
-    swaps=(
-        Swap(
-            "RecurrentGemmaRecurrentBlock.forward",
-            ("self", "input_states", "position_ids", "attention_mask", "use_cache", "kwargs"),
-            forward,
-        ),
-    ),
+    swaps=(Swap("RecurrentGemmaRecurrentBlock.forward", forward),),
     families=("recurrent_gemma",),
-    tried=("transformers 5.23.0",),
     ignores_padding=True,
 )

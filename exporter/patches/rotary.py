@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linexport.patches.library import find
+
 
 def limit(model: nn.Module) -> int | None:
     """Return N, the tokens for which frequencies are the same; None if they are for any number."""
@@ -61,12 +63,11 @@ class _Forward:
         return self.original(seen, x, position_ids, *given)
 
     def _frequencies(self, length: Tensor, layer: str | None) -> Tensor:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
         kind, config = _types(self.part)[layer], self.part.config
+        compute = find("modeling_rope_utils", "ROPE_INIT_FUNCTIONS")[kind]
 
         def at(n: Tensor | int) -> Tensor:
-            found: Tensor = ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=n, layer_type=layer)[0]
+            found: Tensor = compute(config, seq_len=n, layer_type=layer)[0]
             return found
 
         if kind != "longrope":

@@ -83,10 +83,9 @@ def _shifted(x: Tensor, name: str) -> Tensor:
 
 PATCH = Patch(
     swaps=(
-        Swap("RwkvSelfAttention.forward", ("self", "hidden", "state", "use_cache"), attention),
-        Swap("RwkvFeedForward.forward", ("self", "hidden", "state"), feed_forward),
+        Swap("RwkvSelfAttention.forward", attention),
+        Swap("RwkvFeedForward.forward", feed_forward),
     ),
     families=("rwkv",),
-    tried=("transformers 5.23.0",),
     ignores_padding=True,
 )

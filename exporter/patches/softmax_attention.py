@@ -93,7 +93,7 @@ def create_causal_mask(
     config: Any,
     inputs_embeds: Tensor,
     attention_mask: Tensor,
-    past_key_values: Any,
+    cache: Any,
     position_ids: Tensor | None = None,
     or_mask_function: Any = None,
     and_mask_function: Any = None,
@@ -117,7 +117,7 @@ def create_sliding_window_causal_mask(
     config: Any,
     inputs_embeds: Tensor,
     attention_mask: Tensor,
-    past_key_values: Any,
+    cache: Any,
     position_ids: Tensor | None = None,
     or_mask_function: Any = None,
     and_mask_function: Any = None,
@@ -154,33 +154,11 @@ def _added(seen: Tensor, mask: Tensor, inputs_embeds: Tensor) -> Tensor:
     return torch.where(seen, 0.0, lowest).to(inputs_embeds.dtype)
 
 
-MASK_PARAMETERS = (
-    "config",
-    "inputs_embeds",
-    "attention_mask",
-    "past_key_values",
-    "position_ids",
-    "or_mask_function",
-    "and_mask_function",
-    "block_sequence_ids",
-    "layer_idx",
-    "allow_is_causal_skip",
-)
-
 PATCH = Patch(
     swaps=(
-        Swap(
-            "eager_attention_forward",
-            ("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
-            eager_attention_forward,
-            optional=("position_bias", "sinks"),
-        ),
-        Swap("create_causal_mask", MASK_PARAMETERS, create_causal_mask),
-        Swap(
-            "create_sliding_window_causal_mask",
-            MASK_PARAMETERS,
-            create_sliding_window_causal_mask,
-        ),
+        Swap("eager_attention_forward", eager_attention_forward),
+        Swap("create_causal_mask", create_causal_mask),
+        Swap("create_sliding_window_causal_mask", create_sliding_window_causal_mask),
     ),
     families=(
         "bailing_hybrid",
@@ -205,5 +183,4 @@ PATCH = Patch(
         "zamba2",
         "zaya",
     ),
-    tried=("transformers 5.23.0",),
 )

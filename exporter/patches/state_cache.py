@@ -25,6 +25,7 @@ from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
 from linexport.models import functional
+from linexport.patches.library import find
 
 _active: ContextVar[StateCache] = ContextVar("state_cache")
 
@@ -219,13 +220,12 @@ def active() -> StateCache:
 
 def _activate(x: Tensor, activation: str | None) -> Tensor:
     """By the library's name, as its own convolutions do it."""
-    from transformers.activations import ACT2FN
-
+    functions = find("activations", "ACT2FN")
     try:
-        result: Tensor = ACT2FN[activation](x)
+        result: Tensor = functions[activation](x)
     except KeyError:
         raise UnsupportedModelError(
             f"A convolution with the activation {activation!r}, which transformers does not have; "
-            f"expected one of {', '.join(ACT2FN)}."
+            f"expected one of {', '.join(functions)}."
         ) from None
     return result

@@ -43,13 +43,8 @@ def mark(model: torch.nn.Module) -> None:
 
 PATCH = Patch(
     swaps=tuple(
-        Swap(
-            f"{family}TextRotaryEmbedding.recomposition_frequencies",
-            ("self", "freq"),
-            recomposition_frequencies,
-        )
+        Swap(f"{family}TextRotaryEmbedding.recomposition_frequencies", recomposition_frequencies)
         for family in ("Qwen3_5", "Qwen3_5Moe")
     ),
     families=("qwen3_5", "qwen3_5_moe"),
-    tried=("transformers 5.23.0",),
 )

@@ -19,7 +19,6 @@ def rotate_half(x):
 
 
 PATCH = Patch(
-    swaps=(Swap("rotate_half", ("x",), rotate_half),),
+    swaps=(Swap("rotate_half", rotate_half),),
     families=("lfm2",),
-    tried=("transformers 5.23.0",),
 )

@@ -18,16 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionCacheLayerMixin,
-    LinearAttentionLayer,
-)
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.state_cache import StateCache
@@ -35,12 +25,12 @@ from linexport.patches.state_cache import StateCache
 KEYS, VALUES = "key", "value"
 
 KINDS = (
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
+    "DummyLayer",
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+    "LinearAttentionLayer",
 )
 """The library's classes for what a layer keeps; a class made of one of them keeps more."""
 
@@ -49,11 +39,21 @@ def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
     """A cache for one run of a model, holding the past of ``state_cache``."""
     made = DynamicCache(config=config)
     for index, layer in enumerate(made.layers):
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
+        if is_linear(layer):
             _tell(layer, state_cache, index)
-        if isinstance(layer, CacheLayerMixin):
+        if _is_attention(layer):
             _fill(layer, state_cache, index)
     return made
+
+
+def is_linear(layer: Any) -> bool:
+    """Return whether a layer of a cache keeps recurrent states or inputs of a convolution."""
+    return hasattr(layer, "update_recurrent_state")
+
+
+def _is_attention(layer: Any) -> bool:
+    """Return whether a layer of a cache keeps keys and values; a dummy does not."""
+    return hasattr(layer, "get_mask_sizes") and hasattr(layer, "lazy_initialization")
 
 
 def windows(config: Any) -> dict[int, int | None]:
@@ -64,12 +64,12 @@ def windows(config: Any) -> dict[int, int | None]:
     """
     layers = DynamicCache(config=config).layers
     for index, layer in enumerate(layers):
-        if type(layer) not in KINDS:
+        if type(layer).__name__ not in KINDS:
             raise _unknown_kind(config, index, layer)
     found = {
         index: getattr(layer, "sliding_window", None)
         for index, layer in enumerate(layers)
-        if isinstance(layer, CacheLayerMixin)
+        if _is_attention(layer)
     }
     return {index: None if window is None else window - 1 for index, window in found.items()}
 

@@ -10,8 +10,6 @@ padding, as ``generate`` does:
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,13 +21,22 @@ from transformers import DynamicCache
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
-from linexport.patches import rotary
+from linexport.patches import parameters, rotary
+from linexport.system.versions import TRANSFORMERS
 
-CACHE = re.compile(r"\bCache\b")
-"""The library's class for states, in the annotation of such a parameter."""
 
-CACHE_NAMES = ("past_key_values", "cache_params")
-"""Names of the parameter for the cache."""
+def _usual(
+    input_ids: Any,
+    attention_mask: Any,
+    position_ids: Any,
+    cache: Any,
+    inputs_embeds: Any,
+    use_cache: Any,
+) -> None:
+    """Have the parameters that causal models have, in their order."""
+
+
+USUAL = parameters.signature(_usual)
 
 
 @contextmanager
@@ -52,15 +59,34 @@ class CausalModel(nn.Module):
     def __init__(self, model: Any, head: Head = CAUSAL) -> None:
         super().__init__()
         self.model, self.head = model, head
-        taken = inspect.signature(model.forward).parameters
-        # Models with a tower pass the cache on, and may call it otherwise.
-        inner = inspect.signature(model.get_decoder().forward).parameters
-        self._takes_positions = "position_ids" in taken
-        # Not a cache of the model's own class, which only its own code knows how to fill.
-        self.cache_name = next(
-            (n for n in CACHE_NAMES if n in taken and (_is_cache(taken, n) or _is_cache(inner, n))),
-            None,
+        taken, inner = (
+            parameters.signature(f) for f in (model.forward, model.get_decoder().forward)
         )
+        named, inside = parameters.match(taken, USUAL), parameters.match(inner, USUAL)
+        # A model with a tower passes on what it does not name, and may annotate it otherwise.
+        self.named = {**(inside if parameters.takes_any(taken) else {}), **named}
+        self._takes_positions = "position_ids" in named
+        # Not a cache of the model's own class, which only its own code knows how to fill.
+        self.has_cache = "cache" in self.named and (
+            parameters.is_cache(taken, named.get("cache"))
+            or parameters.is_cache(inner, inside.get("cache"))
+        )
+        unread = {"input_ids", "attention_mask"} - self.named.keys()
+        if unread - ({"attention_mask"} if self.ignores_padding else set()):
+            raise UnsupportedModelError(
+                f"{type(model).__name__}.forward has no parameter that linexport knows as "
+                f"{' and '.join(sorted(unread))}: its parameters are "
+                f"({', '.join(taken.parameters)}). {TRANSFORMERS.advice()}"
+            )
+
+    @property
+    def ignores_padding(self) -> bool:
+        """True if the library's code does not know which tokens are padding."""
+        return patches.ignore_padding(patches.modeling_files(self.model))
+
+    def run(self, **given: Any) -> Any:
+        """Return the library's output for arguments by linexport's names."""
+        return self.model(**{self.named.get(name, name): value for name, value in given.items()})
 
     def positions(self, mask: Tensor, length: int, before: Tensor | int = 0) -> dict[str, Tensor]:
         """Return the positions of the last ``length`` tokens, where the model takes them.
@@ -71,10 +97,6 @@ class CausalModel(nn.Module):
             return {}
         positions = (mask.cumsum(-1) - 1 + before).clamp(min=0)
         return {"position_ids": positions[:, positions.shape[1] - length :]}
-
-
-def _is_cache(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
-    return name in parameters and CACHE.search(str(parameters[name].annotation)) is not None
 
 
 class OriginalCausalModel(CausalModel):
@@ -93,11 +115,6 @@ class OriginalCausalModel(CausalModel):
             return self._without_padding(input_ids, attention_mask)
         return self._whole(input_ids, attention_mask)
 
-    @property
-    def ignores_padding(self) -> bool:
-        """True if the library's code does not know which tokens are padding."""
-        return patches.ignore_padding(patches.modeling_files(self.model))
-
     def of_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """The output of the head for what the decoder gives to it."""
         result: Tensor = self.model.get_output_embeddings()(hidden_states)
@@ -115,7 +132,7 @@ class OriginalCausalModel(CausalModel):
         """
         rotary.reset(self.model)
         with patches.original(patches.modeling_files(self.model)):
-            output = self.model(
+            output = self.run(
                 **given,
                 attention_mask=attention_mask,
                 use_cache=False,
@@ -144,12 +161,12 @@ class OriginalCausalModel(CausalModel):
         Raises:
             UnsupportedModelError: the library has none for this model.
         """
-        if self.cache_name is None:
+        if not self.has_cache:
             raise UnsupportedModelError("its library has no cache for it to go on from")
-        return {self.cache_name: DynamicCache(config=self.model.config)}
+        return {"cache": DynamicCache(config=self.model.config)}
 
     def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
         """Outputs, with the library's own cache kept in ``state``: for timing, none is padding."""
         with patches.original(patches.modeling_files(self.model)):
-            output = self.model(input_ids=input_ids, use_cache=True, **state)
+            output = self.run(input_ids=input_ids, use_cache=True, **state)
         return self.head.result(output, attention_mask)

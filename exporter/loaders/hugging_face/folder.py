@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from linexport.loaders.files import check_link, refuse, sha256, unreadable
 from linexport.loaders.hugging_face.size_limits import check_layers
 from linexport.manifest import LANGUAGE_FILES
 from linexport.manifest.file_names import PROCESSOR_FILES
+from linexport.system.versions import TRANSFORMERS, numbers
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -25,9 +25,6 @@ REDIRECTION = "transformers_weights"
 """Setting by which a configuration names another file of weights."""
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-OLDEST = (5, 23)
-"""The oldest transformers whose models are converted; the extra hf asks for it as well."""
-
 _LISTED = 4
 _NESTED = 50
 
@@ -242,10 +239,10 @@ def check_version() -> None:
     except ImportError as error:
         raise missing(error) from None
     found = transformers.__version__
-    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < OLDEST:
+    if numbers(found) < numbers(TRANSFORMERS.oldest):
         raise EnvironmentProblemError(
             f"transformers {found} is installed; models of it are converted with "
-            f"{'.'.join(map(str, OLDEST))} or newer: pip install --upgrade 'linexport[hf]'."
+            f"{TRANSFORMERS.oldest} or newer: pip install --upgrade 'linexport[hf]'."
         )
 
 

@@ -86,7 +86,7 @@ class Streaming(CausalModel):
     def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
         super().__init__(model, head)
         self.gives_hidden = hidden
-        self.windows = windows(model.config) if self.cache_name else {}
+        self.windows = windows(model.config) if self.has_cache else {}
         kept = [rows for rows in self.windows.values() if rows is not None]
         self._longest = max(kept) if kept and len(kept) == len(self.windows) else None
         """Tokens whose mask is kept; None: those of the whole sequence."""
@@ -133,11 +133,11 @@ class Streaming(CausalModel):
             positions = self.positions(mask, length)
         cache = make_cache(self.model.config, state_cache)
         with using_states(state_cache), last_hidden_states(self.model, self.gives_hidden) as hidden:
-            output = self.model(
+            output = self.run(
                 **given,
                 attention_mask=mask,
                 use_cache=False,  # that is, none but the one given
-                **({self.cache_name: cache} if self.cache_name else {}),
+                **({"cache": cache} if self.has_cache else {}),
                 **positions,
             )
         found = presents(cache, state_cache)

@@ -55,7 +55,7 @@ class OriginalWithImages(OriginalCausalModel):
         else:
             return super().forward(input_ids, attention_mask)
         with patches.original(patches.modeling_files(self.model)):
-            output = self.model(**given, attention_mask=attention_mask, use_cache=False)
+            output = self.run(**given, attention_mask=attention_mask, use_cache=False)
         return self.head.result(output, attention_mask)
 
     def step(self, input_ids: Tensor, attention_mask: Tensor, *given: Any) -> Tensor:
