@@ -69,6 +69,7 @@ class DecodeModule:
         outputs: names of all outputs, in order.
         states: by which outputs continue as inputs.
         patched: a context to trace in; every linear state must then be that of a linexport op.
+        warnings: what the user should know.
     """
 
     module: torch.nn.Module
@@ -77,6 +78,7 @@ class DecodeModule:
     outputs: tuple[str, ...]
     states: tuple[State, ...]
     patched: Callable[[], AbstractContextManager[None]]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,9 @@ class LoadedModel:
         files: copied into the artifact, such as those of a tokenizer.
         vision: a tower whose output the model takes in the place of embeddings of tokens.
         predictor: a head for multi-token prediction, which takes the model's hidden states.
+        patched: a context to trace ``module`` in; None: functions of its packages are swapped.
+        unread: why the states that the model's library keeps could not be read, so that it is
+            traced as any module is; "" where they were, or where there are none.
     """
 
     module: torch.nn.Module
@@ -165,3 +170,5 @@ class LoadedModel:
     files: tuple[Path, ...] = ()
     vision: VisionTower | None = None
     predictor: LoadedModel | None = None
+    patched: Callable[[], AbstractContextManager[None]] | None = None
+    unread: str = ""

@@ -26,11 +26,16 @@ from torch import Tensor
 from linexport.errors import UnsupportedModelError
 from linexport.models import functional
 from linexport.patches.library import find
+from linexport.system.versions import TRANSFORMERS
 
 _active: ContextVar[StateCache] = ContextVar("state_cache")
 
 ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 """Activations that the convolution op has, by the library's names."""
+
+
+class UnknownCodeError(UnsupportedModelError):
+    """A library computes a state by code that no patch stands in for."""
 
 
 class StateCache:
@@ -174,12 +179,12 @@ class StateCache:
         """Keep the states of the linear attention just computed as those of ``layer``.
 
         Raises:
-            UnsupportedModelError: it was computed by something that no patch stands in for.
+            UnknownCodeError: it was computed by something that no patch stands in for.
         """
         if not self._attended or layer != self._layer:
-            raise UnsupportedModelError(
+            raise UnknownCodeError(
                 f"The recurrent state of layer {layer} is computed by code that linexport does "
-                "not know, so no fused op can stand in for it."
+                f"not know, so no fused op can stand in for it. {TRANSFORMERS.advice()}"
             )
         for call, state in enumerate(self._attended):
             self.present[_state(layer, call)] = state
@@ -189,12 +194,13 @@ class StateCache:
         """Check at the end of a run, or of a layer, that nothing was left to the library's code.
 
         Raises:
-            UnsupportedModelError: a convolution was.
+            UnknownCodeError: a convolution was.
         """
         if self._convolving is not None:
-            raise UnsupportedModelError(
+            raise UnknownCodeError(
                 f"The convolution of layer {self._convolving} is computed by code that linexport "
-                "does not know, so no fused op can stand in for it."
+                "does not know, so no fused op can stand in for it. "
+                f"{TRANSFORMERS.advice()}"
             )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from linexport.errors import BuildError, UnsupportedModelError
+from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.graph import states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import Weights, externalize, with_weights
@@ -79,6 +79,15 @@ def trace(loaded: LoadedModel) -> Traced:
             of a file cannot be raised; or it draws random numbers.
         BuildError: torch could not trace or translate it for another reason.
     """
+    try:
+        return _trace(loaded)
+    except LinexportError as error:
+        if not loaded.unread:
+            raise
+        raise type(error)(f"{error}\n{loaded.unread}") from error
+
+
+def _trace(loaded: LoadedModel) -> Traced:
     if loaded.graph is not None:
         graph, lines = normalise(loaded.graph)
         _check_types(graph)

@@ -145,7 +145,8 @@ def _unrolled(loaded: LoadedModel) -> str:
 
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     step = loaded.decode_module
-    source, patched = step or loaded, step.patched() if step else _patched(loaded.module)
+    source, context = step or loaded, (step or loaded).patched
+    patched = context() if context else _patched(loaded.module)
     with torch.no_grad(), exporting(), patched, as_inverses():
         return torch.export.export(
             source.module,

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 MTP = re.compile(r"(model\.)?mtp\.")
 """Names of weights of heads for multi-token prediction."""
 
+WHOLE = (
+    "The model is traced without its library's cache instead, attention is found by its structure, "
+    "and a head for multi-token prediction is left out."
+)
+"""What is done where states cannot be read."""
+
 __all__ = [
     "cached_folder",
     "declared_head",
@@ -199,11 +205,16 @@ def import_model(
     check_version()
     from linexport.loaders.hugging_face.causal_model import OriginalCausalModel
     from linexport.loaders.hugging_face.heads import CAUSAL
-    from linexport.loaders.hugging_face.streaming_model import decode_module
+    from linexport.loaders.hugging_face.streaming_model import (
+        decode_module,
+        swapped,
+        whole_inputs,
+    )
     from linexport.loaders.hugging_face.vision import TOWERS
     from linexport.loaders.hugging_face.vision.original import OriginalWithImages
     from linexport.loaders.hugging_face.vision.positions import DEFAULTS, RANGES
     from linexport.patches import rotary
+    from linexport.patches.state_cache import UnknownCodeError
 
     head = head or CAUSAL
     model.set_attn_implementation("eager")
@@ -213,22 +224,33 @@ def import_model(
     original = OriginalCausalModel(model, head).eval()
     if tower is not None:
         original = OriginalWithImages(model, head, tower).eval()
-    step = decode_module(model, head, tower, hidden=predictor is not None)
+    step, unread = None, ""
+    try:
+        step = decode_module(model, head, tower, hidden=predictor is not None)
+    except UnknownCodeError as error:
+        if tower is not None or original.ignores_padding:
+            raise
+        unread = f"{error} {WHOLE}"
+    inputs, shapes = (step.args, step.dynamic_shapes) if step else whole_inputs()
     text = model.config.get_text_config(decoder=True)
     context, same = getattr(text, "max_position_embeddings", None), rotary.limit(model)
     if same is not None and head.by_token:
         context = same if context is None else min(context, same)
     vocabulary = int(text.vocab_size)
-    given = 2 if tower is None else len(step.args) - 1
+    given = 2 if tower is None else len(inputs) - 1
     decoder = model if tower is None else model.get_decoder()
     return LoadedModel(
         module=original,
-        args=step.args[:given],
+        args=inputs[:given],
         kwargs={},
-        dynamic_shapes=step.dynamic_shapes[:given],
+        dynamic_shapes=shapes[:given],
         source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
-        warnings=(*_changing(same, head), *non_finite_warnings(named_tensors(model))),
+        warnings=(
+            *(step.warnings if step else (unread,)),
+            *_changing(same, head),
+            *non_finite_warnings(named_tensors(model)),
+        ),
         decode_module=step,
         language=LanguageFacts(
             vocabulary=vocabulary,
@@ -237,8 +259,11 @@ def import_model(
             head=head.name,
         ),
         defaults={"attention_mask": 1, **DEFAULTS},
+        outputs=None if step else (head.output,),
         vision=tower,
-        predictor=predictor,
+        predictor=predictor if step else None,
+        patched=None if step else lambda: swapped(model),
+        unread=unread,
     )
 
 

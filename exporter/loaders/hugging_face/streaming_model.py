@@ -34,6 +34,7 @@ from linexport.loaders.hugging_face.causal_model import (
     last_hidden_states,
 )
 from linexport.loaders.hugging_face.heads import CAUSAL, HIDDEN, Head
+from linexport.loaders.hugging_face.pretrained import supported
 from linexport.loaders.hugging_face.vision.positions import (
     absent,
     advances,
@@ -43,8 +44,9 @@ from linexport.loaders.hugging_face.vision.positions import (
 from linexport.loaders.loaded_model import DecodeModule, VisionTower
 from linexport.patches import experts, rotary, text_positions
 from linexport.patches.packages import as_ops
-from linexport.patches.state_cache import StateCache, using_states
+from linexport.patches.state_cache import StateCache, UnknownCodeError, using_states
 from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
+from linexport.system.versions import TRANSFORMERS
 
 MASK = "mask"
 """Name of the state that holds the mask of the tokens before."""
@@ -70,8 +72,11 @@ OPS = {
 INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
 """Value of a state before the first token, where that is not 0."""
 
-ROWS, BEFORE, NOW = 2, 3, 5
-"""Sizes of example inputs: sequences, tokens before, and tokens of the call."""
+ROWS, BEFORE, NOW, CHUNKS = 2, 3, 5, 128
+"""Sizes of example inputs: sequences, tokens before and of the call, and those of two chunks."""
+
+SOFTMAX = ("full_attention", "sliding_attention", "chunked_attention", "dense", "mlp", "moe")
+"""Types of layers in a configuration that keep keys and values, or nothing."""
 
 GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows, unless it keeps a window."""
@@ -86,6 +91,7 @@ class Streaming(CausalModel):
     def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
         super().__init__(model, head)
         self.gives_hidden = hidden
+        self.unknown: set[str] = set()
         self.windows = windows(model.config) if self.has_cache else {}
         kept = [rows for rows in self.windows.values() if rows is not None]
         self._longest = max(kept) if kept and len(kept) == len(self.windows) else None
@@ -161,9 +167,35 @@ class Streaming(CausalModel):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """The library's functions swapped for linexport's; restored afterwards."""
-        files, model = patches.modeling_files(self.model), self.model
-        with patches.applied(files), experts.applied(model), rotary.applied(model), as_ops(model):
+        with swapped(self.model) as unknown:
             yield
+        self.unknown |= unknown
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the library gave to functions that their replacements do not know."""
+        return tuple(
+            f"The parameter {what} is given a value, and linexport's replacement has no such "
+            f"parameter: parity shows whether it matters. {TRANSFORMERS.advice()}"
+            for what in sorted(self.unknown)
+        )
+
+
+@contextmanager
+def swapped(model: Any) -> Iterator[set[str]]:
+    """Swap the library's functions for linexport's; all are restored afterwards.
+
+    Yields:
+        Parameters that are given a value and that replacements do not know.
+    """
+    files = patches.modeling_files(model)
+    with (
+        patches.applied(files) as unknown,
+        experts.applied(model),
+        rotary.applied(model),
+        as_ops(model),
+    ):
+        yield unknown
 
 
 class WithEmbeddings(Streaming):
@@ -230,23 +262,50 @@ def decode_module(
         hidden: it also gives its last hidden states.
 
     Raises:
-        UnsupportedModelError: a layer of linear attention is computed by something that no patch
-            stands in for, or a library function has other parameters than its patch expects.
+        UnknownCodeError: a layer of linear attention is computed by something that no patch stands
+            in for.
+        UnsupportedModelError: there is no such layer, or a library function has a parameter that
+            its patch does not know.
     """
     kind = Streaming if vision is None else WithGrid if vision.grid_positions else WithEmbeddings
     module = kind(model, head, hidden).eval()
     past = example_past(module, _inputs(BEFORE, vision))
     if not any(name.startswith(("conv_", "state_", "window_")) for name in past):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no layer of linear attention, state space or short "
-            "convolution whose state linexport knows: it has nothing to make faster. Use a plain "
-            "exporter."
-        )
+        raise _stateless(module)
     if not head.by_token:
-        tokens, given = {0: Dim(BATCH), 1: Dim(SEQUENCE)}, _inputs(NOW, vision)
+        given, (tokens, _) = _inputs(NOW, vision), whole_inputs()[1]
         whole = WholeSequence(module).eval()
-        return DecodeModule(whole, given, (tokens, tokens), (head.output,), (), module.patched)
+        return DecodeModule(
+            module=whole,
+            args=given,
+            dynamic_shapes=(tokens, tokens),
+            outputs=(head.output,),
+            states=(),
+            patched=module.patched,
+            warnings=module.warnings,
+        )
     return stepwise(module, past, _inputs(NOW, vision))
+
+
+def _stateless(module: Streaming) -> UnsupportedModelError:
+    """Return the error of a model that gave no state of a linear layer."""
+    model = module.model
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    types = {*(getattr(config, "layer_types", None) or ())} - {*SOFTMAX}
+    known = config.model_type.removesuffix("_text") in supported()
+    if types or known:
+        what = f"layers of type {', '.join(sorted(map(repr, types)))}" if types else "linear layers"
+        reason = (
+            "its cache has no states of them" if module.has_cache else "its forward has no cache"
+        )
+        return UnknownCodeError(
+            f"The states of {name} cannot be read, which may have {what}: {reason} that linexport "
+            f"knows. {TRANSFORMERS.advice()}"
+        )
+    return UnsupportedModelError(
+        f"{name} has no layer of linear attention, state space or short convolution whose state "
+        "linexport knows: it has nothing to make faster. Use a plain exporter."
+    )
 
 
 def example_past(module: Streaming, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -286,7 +345,14 @@ def stepwise(
         ),
         states=states,
         patched=module.patched,
+        warnings=module.warnings,
     )
+
+
+def whole_inputs() -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+    """Return examples for whole sequences, as long as several chunks, and their dynamic shapes."""
+    tokens = {0: Dim(BATCH), 1: Dim(SEQUENCE)}
+    return _inputs(CHUNKS, None), (tokens, tokens)
 
 
 def _inputs(length: int, vision: VisionTower | None) -> tuple[Tensor, ...]:
