@@ -67,6 +67,7 @@ class WeightLayout:
 
     Attributes:
         model_type: as configurations name it.
+        causal: the library's class of its causal language models.
         settings: the dataclass of its settings; keys it does not name change nothing here.
         block: makes a layer from settings and its index.
         norm: makes the last normalisation.
@@ -78,6 +79,7 @@ class WeightLayout:
     """
 
     model_type: str
+    causal: str
     settings: type[LayoutSettings]
     block: Callable[[Any, int], nn.Module]
     norm: Callable[[Any], nn.Module]

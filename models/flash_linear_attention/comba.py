@@ -89,6 +89,7 @@ class Comba(nn.Module):
 
 LAYOUT = WeightLayout(
     "comba",
+    "CombaForCausalLM",
     CombaSettings,
     lambda settings, index: GatedBlock(settings, Comba(settings)),
     rms_norm,

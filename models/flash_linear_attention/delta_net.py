@@ -101,6 +101,7 @@ class DeltaNet(nn.Module):
 
 LAYOUT = WeightLayout(
     "delta_net",
+    "DeltaNetForCausalLM",
     DeltaNetSettings,
     lambda settings, index: GatedBlock(settings, DeltaNet(settings)),
     rms_norm,

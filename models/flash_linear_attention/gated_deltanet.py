@@ -81,6 +81,7 @@ class GatedDeltaNet(nn.Module):
 
 LAYOUT = WeightLayout(
     "gated_deltanet",
+    "GatedDeltaNetForCausalLM",
     GatedDeltaNetSettings,
     lambda settings, index: GatedBlock(settings, GatedDeltaNet(settings)),
     rms_norm,

@@ -99,6 +99,7 @@ class GatedDeltaProduct(nn.Module):
 
 LAYOUT = WeightLayout(
     "gated_deltaproduct",
+    "GatedDeltaProductForCausalLM",
     GatedDeltaProductSettings,
     lambda settings, index: GatedBlock(settings, GatedDeltaProduct(settings)),
     rms_norm,

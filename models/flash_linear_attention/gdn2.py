@@ -89,6 +89,7 @@ class GatedDeltaNet2(nn.Module):
 
 LAYOUT = WeightLayout(
     "gdn2",
+    "GatedDeltaNet2ForCausalLM",
     GatedDeltaNet2Settings,
     lambda settings, index: GatedBlock(settings, GatedDeltaNet2(settings)),
     rms_norm,

@@ -84,6 +84,7 @@ class GatedLinearAttention(nn.Module):
 
 LAYOUT = WeightLayout(
     "gla",
+    "GLAForCausalLM",
     GLASettings,
     lambda settings, index: GatedBlock(settings, GatedLinearAttention(settings)),
     rms_norm,

@@ -82,6 +82,7 @@ class GatedSlotAttention(nn.Module):
 
 LAYOUT = WeightLayout(
     "gsa",
+    "GSAForCausalLM",
     GSASettings,
     lambda settings, index: GatedBlock(settings, GatedSlotAttention(settings)),
     rms_norm,

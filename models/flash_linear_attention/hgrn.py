@@ -75,6 +75,7 @@ class GatedRecurrence(nn.Module):
 
 LAYOUT = WeightLayout(
     "hgrn",
+    "HGRNForCausalLM",
     HGRNSettings,
     lambda settings, index: GatedBlock(settings, GatedRecurrence(settings, index)),
     rms_norm,

@@ -89,6 +89,7 @@ def _heads(s: HGRN2Settings) -> tuple[int, int]:
 
 LAYOUT = WeightLayout(
     "hgrn2",
+    "HGRN2ForCausalLM",
     HGRN2Settings,
     lambda settings, index: GatedBlock(settings, GatedStateExpansion(settings, index)),
     rms_norm,

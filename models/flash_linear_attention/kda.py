@@ -91,6 +91,7 @@ class KimiDeltaAttention(nn.Module):
 
 LAYOUT = WeightLayout(
     "kda",
+    "KDAForCausalLM",
     KDASettings,
     lambda settings, index: GatedBlock(settings, KimiDeltaAttention(settings)),
     rms_norm,

@@ -93,6 +93,7 @@ class LightNetAttention(nn.Module):
 
 LAYOUT = WeightLayout(
     "lightnet",
+    "LightNetForCausalLM",
     LightNetSettings,
     lambda settings, index: GatedBlock(settings, LightNetAttention(settings)),
     rms_norm,

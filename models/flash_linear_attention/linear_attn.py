@@ -100,6 +100,7 @@ class LinearAttn(nn.Module):
 
 LAYOUT = WeightLayout(
     "linear_attn",
+    "LinearAttentionForCausalLM",
     LinearAttnSettings,
     lambda settings, index: GatedBlock(settings, LinearAttn(settings)),
     rms_norm,

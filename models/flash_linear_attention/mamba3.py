@@ -236,6 +236,7 @@ class Mamba3Block(nn.Module):
 
 LAYOUT = WeightLayout(
     "mamba3",
+    "Mamba3ForCausalLM",
     Mamba3Settings,
     lambda settings, index: Mamba3Block(settings),
     rms_norm,

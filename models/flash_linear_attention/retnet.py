@@ -93,6 +93,7 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 LAYOUT = WeightLayout(
     "retnet",
+    "RetNetForCausalLM",
     RetNetSettings,
     lambda settings, index: GatedBlock(settings, Retention(settings)),
     rms_norm,

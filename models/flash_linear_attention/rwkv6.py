@@ -126,6 +126,7 @@ class RWKV6FeedForward(nn.Module):
 
 LAYOUT = WeightLayout(
     "rwkv6",
+    "RWKV6ForCausalLM",
     RWKV6Settings,
     lambda settings, index: RWKVBlock(
         settings, index, RWKV6Attention(settings), RWKV6FeedForward(settings)

@@ -115,6 +115,7 @@ class RWKV7FeedForward(nn.Module):
 
 LAYOUT = WeightLayout(
     "rwkv7",
+    "RWKV7ForCausalLM",
     RWKV7Settings,
     lambda settings, index: RWKVBlock(
         settings, index, RWKV7Attention(settings, index), RWKV7FeedForward(settings)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
+from linexport.loaders.hugging_face.architecture import WITH_TOWER, check_class
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
     cached_folder,
@@ -28,7 +29,7 @@ from linexport.loaders.hugging_face.folder import (
     tensor_names,
     weight_files,
 )
-from linexport.loaders.hugging_face.pretrained import WITH_TOWER, build_causal, supported
+from linexport.loaders.hugging_face.pretrained import build_causal, supported
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 from linexport.manifest.records import HeadName
@@ -114,6 +115,7 @@ def load_hugging_face(
                 "causal language models of it are converted, without adapters",
                 "build the model in a factory, package.module:callable",
             )
+        check_class(folder / CONFIG, config, head.auto, code=False)
         return load(folder, config, weights, location or str(folder))
     if config["model_type"] in fla.OTHERS:
         raise refuse(

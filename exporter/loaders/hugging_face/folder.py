@@ -90,14 +90,36 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             "take the checkpoint it was quantised from",
         )
     if config.get("auto_map") and not trust_remote_code:
-        code = _classes(config["auto_map"])
-        raise refuse(
-            folder,
-            f"a model whose code is in the folder ({code}); it would be run",
-            "read that code and pass --trust-remote-code if you trust its author, or delete "
-            f"auto_map from {CONFIG} where transformers has a {config['model_type']} of its own",
-        )
+        raise _code(folder, config)
     return config
+
+
+def _code(folder: Path, config: dict[str, Any]) -> UnsupportedModelError:
+    """Return the refusal of a folder with code of its own, and what can be done without it."""
+    named = (config.get("architectures") or ["no class"])[0]
+    otherwise = (
+        f"delete auto_map from {CONFIG}: without it, the {named} of the library is built"
+        if _is_native(folder, config)
+        else f"build the model in a factory, package.module:callable: {CONFIG} names {named}, and "
+        f"without that code another class is built for model_type {config['model_type']}, or none"
+    )
+    return refuse(
+        folder,
+        f"a model whose code is in the folder ({_classes(config['auto_map'])}); it would be run",
+        f"read that code and pass --trust-remote-code if you trust its author, or {otherwise}",
+    )
+
+
+def _is_native(folder: Path, config: dict[str, Any]) -> bool:
+    """Return whether transformers is installed and has the class of a configuration."""
+    try:
+        check_version()
+        from linexport.loaders.hugging_face.architecture import is_native
+        from linexport.loaders.hugging_face.heads import head_of
+
+        return is_native(config, head_of(folder / CONFIG, config, None).auto)
+    except (EnvironmentProblemError, UnsupportedModelError):
+        return False
 
 
 def _holds(value: object, key: str) -> bool:

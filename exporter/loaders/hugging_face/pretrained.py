@@ -11,17 +11,11 @@ from typing import Any
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
+from linexport.loaders.hugging_face.architecture import CAUSAL, builder, check_class
 from linexport.loaders.hugging_face.folder import CONFIG, check_version, check_weights
 from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
-
-CAUSAL = "AutoModelForCausalLM"
-WITH_TOWER = "AutoModelForImageTextToText"
-"""Class of transformers that builds a language model with its vision tower."""
-
-MULTIMODAL = "AutoModelForMultimodalLM"
-"""Class of transformers that builds a language model with whatever goes with it."""
 
 
 def build_causal(
@@ -90,9 +84,16 @@ def _pretrained(
                 f"a configuration that transformers does not accept ({first_line(error)})",
                 "compare it with that of a published model of the same type",
             ) from error
-        if name == CAUSAL and _has_no_text_model(parsed):
-            name = MULTIMODAL
+        name = builder(kind, name)
         loader: Any = _class(folder, name)
+        if not issubclass(loader, transformers.PreTrainedModel):
+            check_class(folder / CONFIG, config, name, trust_remote_code)
+        elif getattr(loader.config_class, "__module__", None) != type(parsed).__module__:
+            raise refuse(
+                folder / CONFIG,
+                f"an architecture {name}, which is not a class for model_type {kind!r}",
+                "take the folder as its author published it",
+            )
         try:
             with limit_size(folder, files), mapped_parameters(float32_bytes(folder) or 1):
                 model, report = loader.from_pretrained(
@@ -128,17 +129,6 @@ def _pretrained(
         folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
     )
     return model.eval()
-
-
-def _has_no_text_model(config: Any) -> bool:
-    """Return whether the language model of a configuration is built with its towers only."""
-    import transformers
-
-    kind = type(config)
-    return (
-        kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        and kind in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
-    )
 
 
 def _place_of(value: Any, config: dict[str, Any]) -> str | None:
