@@ -22,6 +22,7 @@ from linexport.loaders import load_model
 from tests.support import SCRIPTS
 from tests.support.environments import made
 from tests.support.families import TINY, save_model
+from tests.support.towers import WITH_PICTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,6 +122,10 @@ def test_the_adapter_changes_the_digest_and_its_tokenizer_goes_first(adapter: Pa
         ({"r": "3"}, "r '3', lora_alpha 6"),
         ({"lora_alpha": math.inf}, "lora_alpha inf"),
         ({"use_rslora": "no"}, "use_rslora 'no'"),
+        (
+            {"auto_mapping": {"base_model_class": "Two", "parent_library": "transformers_modules"}},
+            "of the class Two in transformers_modules",
+        ),
     ],
 )
 def test_settings_that_are_not_this_sum_are_refused(
@@ -166,6 +171,47 @@ def test_weights_that_the_model_shares_are_refused(
     }
     change(place, lambda tensors: tensors.update(factors))
     with pytest.raises(UnsupportedModelError, match=r"lm_head.weight, which the model shares with"):
+        load_model(place)
+
+
+@pytest.mark.parametrize("outer", ["model.language_model", "language_model.model", "model"])
+@pytest.mark.parametrize("towers", [True, False])
+def test_an_adapter_of_the_multimodal_class_is_merged(
+    outer: str, towers: bool, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Into the language model of a folder with towers, and into that of a text model alone."""
+    base = model_folder("qwen3_5_text")
+    if towers:
+        base = tmp_path / "base"
+        save_model(WITH_PICTURES["qwen3_5"], "qwen3_5", base, "AutoModelForMultimodalLM")
+    weights = dict(load_model(base, vision=False).module.model.named_parameters())
+    torch.manual_seed(3)
+    module = "layers.1.self_attn.q_proj"
+    tensors: dict[str, torch.Tensor] = {}
+    own = weights[f"model.{module}.weight"].detach().clone()
+    a, b = torch.randn(4, own.shape[1]), torch.randn(own.shape[0], 4)
+    for side, factor in (("A", a), ("B", b)):
+        tensors[f"base_model.model.{outer}.{module}.lora_{side}.weight"] = factor
+    place = tmp_path / "adapter"
+    place.mkdir()
+    save_file(tensors, place / "adapter_model.safetensors")
+    config = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    (place / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": str(base)})
+    )
+    merged = dict(load_model(place).module.model.named_parameters())
+    torch.testing.assert_close(merged[f"model.{module}.weight"], own + 2 * b @ a)
+
+
+def test_an_adapter_of_a_vision_tower_is_refused_by_name(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = model_folder("mamba2")
+    place = write(base, tmp_path / "adapter", {**MAMBA, "base_model_name_or_path": str(base)})
+    name = "base_model.model.model.visual.blocks.0.attn.qkv"
+    factors = {f"{name}.lora_A.weight": torch.ones(3, 8), f"{name}.lora_B.weight": torch.ones(8, 3)}
+    change(place, lambda tensors: tensors.update(factors))
+    with pytest.raises(UnsupportedModelError, match=r"visual.*no module of Mamba2ForCausalLM"):
         load_model(place)
 
 

@@ -7,6 +7,9 @@
 Modules of ``modules_to_save`` are replaced as they are. Source: Hu et al., LoRA, 2021;
 Kalajdzievski, A Rank Stabilization Scaling Factor, 2023; names of files and tensors are peft's.
 
+A class with towers has the language model below ``language_model``, with the same names otherwise: an
+adapter of either class fits the other.
+
 Every setting and every tensor is either taken into account or refused by name: what an adapter of
 another kind computes is not a sum of this form.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +39,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+LIBRARY = "transformers.models."
 PREFIX, WRAPPED = "base_model.model.", ".base_layer."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.weight)?")
+
+OUTER = re.compile(r"((model|language_model|text_model)(\.|$))+")
+"""Names around a language model: other ones in a class with towers, and none in a base model."""
 
 HEADS = {
     None: None,
@@ -50,12 +57,12 @@ HEADS = {
 
 TAKEN = {
     *("peft_type", "task_type", "base_model_name_or_path", "init_lora_weights"),
-    *("r", "lora_alpha", "use_rslora", "rank_pattern"),
+    *("r", "lora_alpha", "use_rslora", "rank_pattern", "auto_mapping"),
 }
 """Settings that are read here."""
 
 SAID = {
-    *("auto_mapping", "revision", "peft_version", "inference_mode", "lora_dropout"),
+    *("revision", "peft_version", "inference_mode", "lora_dropout"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("modules_to_save", "fan_in_fan_out", "megatron_core", "qalora_group_size", "loftq_config"),
 }
@@ -162,11 +169,13 @@ class Adapter:
     def _add(self, model: nn.Module, name: str, pair: dict[str, Tensor]) -> None:
         import torch
 
-        module = dict(model.named_modules()).get(name)
+        modules = dict(model.named_modules())
+        name = self._own(modules, name)
+        module = modules.get(name)
         kinds = {"AB": torch.nn.Linear, "embedding_Aembedding_B": torch.nn.Embedding}
         kind = kinds.get("".join(sorted(pair)))
         if kind is None or type(module) is not kind:
-            place = "no module of the model" if module is None else f"a {type(module).__name__}"
+            place = f"no module of {type(model).__name__}" if module is None else f"a {type(module).__name__}"
             raise self._foreign(f"{name}.lora_{min(pair)}", f"for {place}")
         a, b = (pair[side] for side in sorted(pair))
         rank = a.shape[0]
@@ -180,6 +189,7 @@ class Adapter:
     def _weight(self, model: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a parameter of the model, which no other part of it shares."""
         named = dict(model.named_parameters(remove_duplicate=False))
+        name = self._own(named, name)
         weight = named.get(name)
         if weight is None or weight.shape != shape:
             found = "which the model has not" if weight is None else f"the model's {weight.shape}"
@@ -193,6 +203,17 @@ class Adapter:
             )
         return weight
 
+    def _own(self, names: Iterable[str], name: str) -> str:
+        """Return the name that a module or weight has in the model, by its name in another class.
+
+        Raises:
+            UnsupportedModelError: it may be one of several.
+        """
+        found = [n for n in names if _inner(n) == _inner(name)]
+        if name in found or len(found) < 2:
+            return name if name in found or not found else found[0]
+        raise self._foreign(name, f"for one of {', '.join(sorted(found)[:2])}")
+
     def _foreign(self, name: str, what: str) -> UnsupportedModelError:
         return refuse(
             self.folder / WEIGHTS,
@@ -201,6 +222,12 @@ class Adapter:
             "that it has",
             "take the adapter of this model, or merge it with peft's merge_and_unload",
         )
+
+
+def _inner(name: str) -> str:
+    """Return the name of a module or weight inside the language model."""
+    outer = OUTER.match(name)
+    return name[outer.end() :] if outer else name
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -217,6 +244,15 @@ def read_adapter(folder: Path) -> Adapter:
             path,
             f"{name} is {str(value)[:80]!r}, which is not merged here; LoRA without it is",
             "merge the adapter with peft's merge_and_unload, and give the folder of the result",
+        )
+    trained = config.get("auto_mapping")
+    if isinstance(trained, dict) and not str(trained.get("parent_library")).startswith(LIBRARY):
+        raise refuse(
+            path,
+            f"an adapter of the class {str(trained.get('base_model_class'))[:80]} in "
+            f"{str(trained.get('parent_library'))[:80]}, which is not one of transformers",
+            "merge it with peft's merge_and_unload, and convert the result in a factory, "
+            "package.module:callable",
         )
     if not (folder / WEIGHTS).is_file() and (folder / PICKLE).is_file():
         raise refuse(
