@@ -78,6 +78,10 @@ class UnsupportedModelError(LinexportError):
     exit_code = 4
 
 
+class NothingComparedError(UnsupportedModelError):
+    """The original gives nothing that an artifact of it could be compared with."""
+
+
 class OpError(UnsupportedModelError, ValueError):
     """Attributes or input shapes of a linexport op contradict its definition."""
 

@@ -108,7 +108,7 @@ def _quantised(
     with write.staged(place) as folder:
         exact = folder / "float32"
         plainly = ConvertOptions(**{**vars(config), **plain})
-        checks = Checks(by_layers=by_layers, finite=config.weights not in HALF)
+        checks = Checks(by_layers=by_layers)
         manifest = convert_checked(source, exact, plainly, checks, progress)
         if manifest.status != "ok":
             return publish(exact, place, replace(manifest, options=config))

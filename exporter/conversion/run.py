@@ -36,7 +36,6 @@ from linexport.errors import UsageError
 from linexport.graph import dims as dimensions
 from linexport.graph import external_data
 from linexport.loaders import LoadedModel
-from linexport.loaders.weights import check_finite
 from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.folder import file_record
@@ -129,10 +128,7 @@ def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
         takes_images = job.target.build is None and not job.checks.by_layers
         takes_head = job.target.deploy is None and not job.checks.by_layers
-        loaded = load_original(job.source, job.options, takes_images, takes_head)
-        if job.checks.finite:
-            check_finite(loaded.module)
-        return loaded
+        return load_original(job.source, job.options, takes_images, takes_head)
 
 
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:

@@ -10,6 +10,7 @@ from pathlib import Path
 from linexport import targets, trace
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, load_model
+from linexport.loaders.first_run import run_once
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, ConvertOptions
 from linexport.manifest.file_names import MTP, VISION
@@ -29,13 +30,11 @@ class Checks:
         chosen: lengths and batches; empty for the usual ones.
         relative: error allowed, relative to the largest output; None for that of the precision.
         by_layers: each layer of a language model is compared by itself, not the whole.
-        finite: weights that are NaN or infinite are refused, as those to be quantised are.
     """
 
     chosen: ChosenSizes = USUAL
     relative: float | None = None
     by_layers: bool = False
-    finite: bool = False
 
     def applied(self, tested: ModelUnderTest) -> ModelUnderTest:
         """Return what is compared, with these sizes and this tolerance."""
@@ -140,6 +139,8 @@ def load_original(
         vision=vision and config.vision,
         mtp=mtp and config.mtp,
     )
+    if loaded.program is not None:  # what a file holds is not run before it is to be converted
+        run_once(loaded.module, loaded.args, loaded.kwargs, loaded.source.location)
     memory_map_weights(loaded)
     if loaded.predictor is not None:
         memory_map_weights(loaded.predictor)

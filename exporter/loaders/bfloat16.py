@@ -18,17 +18,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from linexport.loaders.first_run import buffers_kept, uncompiled
+
 LOW, WIDE = torch.bfloat16, torch.float32
 
 
 def widened(
-    module: torch.nn.Module, args: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
     """Make a module that uses bfloat16 compute in float32, in place; leave any other as it is.
 
     Args:
         module: in eval mode.
         args: its example inputs.
+        kwargs: those by name.
 
     Returns:
         The example inputs, none of them in bfloat16, and a warning where something was changed,
@@ -36,18 +39,18 @@ def widened(
     """
     seen = _Seen()
     try:
-        with torch.no_grad(), seen:
-            before = module(*args)
-    except Exception:  # tracing says what is wrong with the module
-        return args, ()
+        with torch.no_grad(), uncompiled(), buffers_kept(module), seen:
+            before = module(*args, **kwargs)
+    except Exception:  # tracing says what is wrong with these examples
+        return args, kwargs, ()
     if not seen.low:
-        return args, ()
+        return args, kwargs, ()
     _in_float32(module)
-    args = pytree.tree_map(_wide_tensor, args)
-    with torch.no_grad():
-        after = module(*args)
+    args, kwargs = pytree.tree_map(_wide_tensor, (args, kwargs))
+    with torch.no_grad(), uncompiled(), buffers_kept(module):
+        after = module(*args, **kwargs)
     distance = max(map(_distance, pytree.tree_leaves(before), pytree.tree_leaves(after)))
-    return args, (
+    return args, kwargs, (
         "The model computes in bfloat16, for which ONNX Runtime has no CPU kernels: it is "
         "converted, and compared, in float32. On the example inputs the two are "
         f"{distance:.1e} apart, relative to the largest output.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import re
 import sys
 import traceback
@@ -110,14 +111,28 @@ def user_code(what: str, *passed: type[Exception]) -> Iterator[None]:
         raise UsageError(f"{what}{place}: {first_line(error)}. Fix it and run again.") from error
 
 
-def _user_line(trace: TracebackType | None) -> str:
-    """Return " at file:line" of the innermost frame that is not an installed library."""
+def user_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the user's own code, else of an installed library."""
+    standard, own = str(Path(importlib.__file__).parent.parent), tuple(_own_folders())
     frames = [
         frame
         for frame in traceback.extract_tb(trace)
-        if Path(frame.filename) != Path(__file__)
-        and not frame.filename.startswith("<")
-        and Path(importlib.__file__).parent not in Path(frame.filename).parents
+        if not frame.filename.startswith(("<", *own))
+        and "/site-packages/torch/" not in frame.filename.replace("\\", "/")
+        and ("site-packages" in frame.filename or not frame.filename.startswith(standard))
     ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return outside[-1] if outside else None
+
+
+def _own_folders() -> Iterator[str]:
+    """Yield the folders of linexport itself, which may be anywhere; its parts need PyTorch."""
+    for package in ("linexport", "linexport.models", "linexport.plugins"):
+        found = importlib.util.find_spec(package)
+        yield from (found and found.submodule_search_locations) or ()
+
+
+def _user_line(trace: TracebackType | None) -> str:
+    """Return " at file:line" of that frame."""
+    frame = user_frame(trace)
+    return f" at {frame.filename}:{frame.lineno}" if frame else ""

@@ -15,7 +15,7 @@ from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.pickles import UnsafePickleError, load_plain
-from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,7 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
     digest = sha256(path)
     content = _content(path)
     module = _module(path, content)
+    check_finite(named_tensors(module), str(path))
     return LoadedModel(
         module=module,
         args=module.example_inputs(_EXAMPLE_BATCH, _EXAMPLE_LENGTH, seed),
@@ -62,7 +63,6 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
             description=parameter_summary(content["model"], module),
         ),
         integer_ranges=module.integer_ranges(),
-        warnings=non_finite_warnings(named_tensors(module)),
     )
 
 

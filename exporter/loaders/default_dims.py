@@ -3,20 +3,28 @@
 Dim 0 of every tensor is the batch. Dim 1 is the sequence in integer and boolean tensors of rank 2
 (tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
 rank 2 (gates, resets) and others of rank 3 (resets of heads) it may be, where it has the size of a
-sequence, which no width has: torch is left to find out. torch.export takes a dim of size 1 for a
-constant, so such examples are repeated to size 2.
+sequence. Where sizes do not tell, as a width is as large or several tensors have dims 1 of their
+own (a state), the module is run with longer ones: those vary that it takes at another length.
+torch.export takes a dim of size 1 for a constant, so such examples are repeated to size 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+Runs = Callable[[tuple[Any, ...]], bool]
+"""Whether the module takes these examples."""
+
 _SMALLEST = 2
+
+_MOST_TRIED = 4
+"""Tensors whose dim 1 is tried out: sixteen runs of the module at most, at each length."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,21 @@ class DefaultDims:
         args: the examples, dims of size 1 repeated where they are dynamic.
         dynamic_shapes: one entry per argument, in torch.export's notation.
         warnings: what was repeated or left constant, and why.
+        unclear: those of the warnings that may be wrong, as sizes do not tell.
     """
 
     args: tuple[Any, ...]
     dynamic_shapes: tuple[Any, ...]
     warnings: tuple[str, ...]
+    unclear: tuple[str, ...] = ()
 
 
-def default_dims(args: tuple[Any, ...]) -> DefaultDims:
-    """Choose batch and sequence dims for positional example inputs.
+def default_dims(args: tuple[Any, ...], runs: Runs | None = None) -> DefaultDims:
+    """Choose batch and sequence dims for example inputs.
 
     Args:
         args: tensors, or tuples, lists and dicts of them; anything else is constant.
+        runs: runs the module; None where sizes alone have to tell.
     """
     tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
     batches = {tensor.shape[0] for tensor in tensors}
@@ -58,26 +69,83 @@ def default_dims(args: tuple[Any, ...]) -> DefaultDims:
     sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
     lengths = _dynamic_lengths(sequences)
     widths = {size for tensor in tensors for size in tensor.shape[2:]}
-    numbers = lengths - widths - {1}
-    unclear = {
-        size
-        for tensor in tensors
-        if _has_numbers(tensor, lengths & widths)
-        for size in tensor.shape[1:2]
-    }
+    varying = {id(t) for t in tensors if _has_sequence(t) and t.shape[1] in lengths}
+    numbers = {id(t) for t in tensors if _has_numbers(t, lengths - widths - {1})}
+    unclear = _unclear(tensors, lengths & widths)
+    if runs is not None and (len(sequences) > 1 or lengths & widths):
+        found = _tried(args, sequences - {0}, varying | numbers, runs)
+        if found is not None:
+            varying = {id(t) for t in tensors if id(t) in found and _has_sequence(t)}
+            numbers, unclear = found - varying, ()
+            lengths = {t.shape[1] for t in tensors if id(t) in found}
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
         if tensor.dim() == 0:
             return ()
-        return (0, 1) if _has_sequence(tensor) and tensor.shape[1] in lengths else (0,)
+        return (0, 1) if id(tensor) in varying | numbers else (0,)
 
     return DefaultDims(
         repeat_ones(args, dims),
-        _map(
-            args, lambda tensor: _spec(dims(tensor), _has_numbers(tensor, numbers)), constants=False
-        ),
-        _warnings(batches, sequences, lengths, unclear),
+        _map(args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False),
+        (*_warnings(batches, sequences, lengths), *unclear),
+        unclear,
     )
+
+
+def _unclear(tensors: list[torch.Tensor], sizes: set[int]) -> tuple[str, ...]:
+    """Return warnings of dims that may have tokens, by sizes that are lengths as well as widths."""
+    numbers = {t.shape[1] for t in tensors if _has_numbers(t, sizes)}
+    pairs = {t.shape[1] for t in tensors if t.dim() == 3 and t.shape[1] == t.shape[2]} & sizes
+    given = "give examples of another length, or return dynamic_shapes"
+    return (
+        *(
+            f"dim 1 of the inputs of shape (batch, {n}) stays constant: {n} is a width as well as "
+            f"a length. Where they have a number of each token, {given}"
+            for n in sorted(numbers)
+        ),
+        *(
+            f"dim 2 of the inputs of shape (batch, {n}, {n}) stays constant: {n} is a width as "
+            f"well as a length. Where they have a number of each pair of tokens, {given}"
+            for n in sorted(pairs)
+        ),
+    )
+
+
+def _tried(
+    args: tuple[Any, ...], lengths: set[int], usual: set[int], runs: Runs
+) -> set[int] | None:
+    """Return the tensors, by id, whose dim 1 may be longer; None where running does not tell.
+
+    Args:
+        args: the examples.
+        lengths: sizes that may be those of a sequence.
+        usual: tensors that are taken to have tokens by their sizes.
+        runs: runs the module.
+    """
+    several = [t for t in _tensors(args) if t.dim() in (2, 3) and t.shape[1] in lengths]
+    unique = list({id(t): t for t in several}.values())
+    if not 0 < len(unique) <= _MOST_TRIED:
+        return None
+    subsets = chain.from_iterable(combinations(unique, n) for n in range(1, len(unique) + 1))
+    chosen = [frozenset(map(id, subset)) for subset in subsets]
+    for longer in (lambda n: n + 3, lambda n: 2 * n, lambda n: 3 * n):
+        taken = {c for c in chosen if runs(_map(args, lambda t, c=c: _resized(t, c, longer)))}
+        together = frozenset().union(*taken)
+        if together in taken:
+            return set(together)
+        if usual & together in taken:
+            return set(usual & together)
+    return None
+
+
+def _resized(
+    tensor: torch.Tensor, chosen: frozenset[int], longer: Callable[[int], int]
+) -> torch.Tensor:
+    """Return one of the chosen tensors with more along dim 1, any other as it is."""
+    if id(tensor) not in chosen:
+        return tensor
+    size = longer(tensor.shape[1])
+    return tensor.repeat(1, -(-size // tensor.shape[1]), *[1] * (tensor.dim() - 2))[:, :size]
 
 
 def repeat_ones(
@@ -133,9 +201,7 @@ def _dynamic_lengths(sequences: set[int]) -> set[int]:
     return sequences if sequences == {1} else sequences - {0, 1}
 
 
-def _warnings(
-    batches: set[int], sequences: set[int], lengths: set[int], unclear: set[int]
-) -> tuple[str, ...]:
+def _warnings(batches: set[int], sequences: set[int], lengths: set[int]) -> tuple[str, ...]:
     found = []
     if 1 in batches:
         found.append("the example batch of 1 was repeated to 2, so that the batch can vary")
@@ -143,12 +209,6 @@ def _warnings(
         found.append("the example sequence of 1 was repeated to 2, so that its length can vary")
     for size in sorted(sequences - lengths):
         found.append(f"dim 1 of the inputs where it is {size} stays constant")
-    for size in sorted(unclear):
-        found.append(
-            f"dim 1 of inputs (batch, {size}) stays constant: {size} is a width as well as a "
-            "length. Where they have a number of each token, give examples of another length, or "
-            "return dynamic_shapes"
-        )
     return tuple(found)
 
 

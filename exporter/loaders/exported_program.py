@@ -18,7 +18,7 @@ from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.pt2 import check_archive
-from linexport.loaders.weights import non_finite_warnings
+from linexport.loaders.weights import check_finite
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def load_exported_program(path: Path) -> LoadedModel:
         raise unreadable(path, error) from error
     program, module = _read(path)
     args, kwargs = _example_inputs(program)
+    check_finite(_weights(program), str(path))
     count = sum(p.numel() for p in program.parameters())
     return LoadedModel(
         module=module,
@@ -64,7 +65,7 @@ def load_exported_program(path: Path) -> LoadedModel:
             description=f"exported program, {count:,} parameters",
         ),
         program=program,
-        warnings=(*_train_mode_warnings(program), *_weight_warnings(program)),
+        warnings=_train_mode_warnings(program),
     )
 
 
@@ -93,11 +94,12 @@ def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str
     return tuple(inputs[0]), dict(inputs[1])
 
 
-def _weight_warnings(program: ExportedProgram) -> tuple[str, ...]:
+def _weights(program: ExportedProgram) -> list[tuple[str, torch.Tensor]]:
+    """Return weights and constants by name; a number that code names may be NaN."""
     import torch
 
-    constants = [(n, t) for n, t in program.constants.items() if isinstance(t, torch.Tensor)]
-    return non_finite_warnings([*program.state_dict.items(), *constants])
+    tensors = [(n, t) for n, t in program.constants.items() if isinstance(t, torch.Tensor)]
+    return [*program.state_dict.items(), *((n, t) for n, t in tensors if t.numel() > 1)]
 
 
 def _train_mode_warnings(program: ExportedProgram) -> tuple[str, ...]:

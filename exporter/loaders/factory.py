@@ -1,7 +1,13 @@
 """``package.module:callable`` becomes a LoadedModel: the user's own function builds the model.
 
-The function takes no arguments and returns ``(module, args)`` or ``(module, args,
-dynamic_shapes)``, the last in torch.export's notation; without it `default_dims` chooses. Its
+The function takes no arguments and returns one of
+
+    (module, args)                              positional example inputs
+    (module, args, kwargs)                      and those by name: a dict with a tensor in it
+    (module, args, dynamic_shapes)              in torch.export's notation
+    (module, args, kwargs, dynamic_shapes)
+
+Without dynamic_shapes `default_dims` chooses; None in their place means that nothing varies. Its
 module is looked up on Python's path and in the current directory. This runs the user's code, as
 asked; what it prints goes to stderr.
 """
@@ -9,16 +15,25 @@ asked; what it prints goes to stderr.
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
-from linexport.errors import UsageError
+from linexport.errors import LinexportError, UsageError
 from linexport.loaders.callables import find_callable, user_code
-from linexport.loaders.default_dims import default_dims, repeat_ones_where
+from linexport.loaders.default_dims import (
+    DefaultDims,
+    Runs,
+    default_dims,
+    repeat_ones_where,
+)
 from linexport.loaders.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 
-_RETURNS = "It must return (module, args) or (module, args, dynamic_shapes)"
+_RETURNS = (
+    "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
+    "(module, args, kwargs, dynamic_shapes)"
+)
 
 
 def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
@@ -51,18 +66,21 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
     """Return a module with its examples as a model.
 
     Args:
-        result: ``(module, args)`` or ``(module, args, dynamic_shapes)``, as a factory returns it.
+        result: as a factory returns it, see above.
         location: what the model is called.
         whole: see ``load_factory``.
 
     Raises:
         UsageError: `result` is something else.
+        UnsupportedModelError: the module fails on its example, or has weights that are NaN or
+            infinite.
     """
     from linexport.loaders.bfloat16 import widened
+    from linexport.loaders.first_run import failure, run_once, runs
 
-    module, args, dynamic_shapes, warnings = _unpack(location, result)
-    module.eval()
-    warnings = (*warnings, *_frozen_draws(module))
+    given = _unpack(location, result)
+    module = given.module.eval()
+    warnings = _frozen_draws(module)
     origin = Source(
         kind="factory",
         location=location,
@@ -74,15 +92,25 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
 
         return plain.whole(module.float(), origin)
     if is_language_model(module):  # it says itself how it is called
-        return import_model(module.float(), origin)
-    args, changed = widened(module, args)
+        try:
+            return import_model(module.float(), origin)
+        except LinexportError:
+            raise
+        except Exception as error:
+            raise failure(error, location, "token ids, whole and in pieces with a cache") from error
+    check_finite(named_tensors(module), location)
+    run_once(module, *given.split(given.examples), location)
+    chosen = _dims(given, lambda examples: runs(module, *given.split(examples)))
+    args, kwargs = given.split(chosen.args)
+    args, kwargs, changed = widened(module, args, kwargs)
     return LoadedModel(
         module=module,
         args=args,
-        kwargs={},
-        dynamic_shapes=dynamic_shapes,
+        kwargs=kwargs,
+        dynamic_shapes=chosen.dynamic_shapes,
         source=origin,
-        warnings=(*warnings, *changed, *non_finite_warnings(named_tensors(module))),
+        warnings=(*chosen.warnings, *warnings, *changed),
+        unclear_dims=chosen.unclear,
     )
 
 
@@ -101,14 +129,43 @@ def _frozen_draws(module: Any) -> tuple[str, ...]:
     )
 
 
-def _unpack(source: str, result: Any) -> tuple[Any, tuple[Any, ...], Any, tuple[str, ...]]:
-    """Check what the factory returned: module, args, dynamic_shapes, warnings."""
+@dataclass(frozen=True)
+class _Given:
+    """What a factory returned, checked.
+
+    Attributes:
+        module: in any mode.
+        args: positional example inputs.
+        kwargs: those by name, in the order of forward's parameters.
+        chosen: dynamic_shapes were given.
+        shapes: those, None where nothing varies.
+    """
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    chosen: bool = False
+    shapes: Any = None
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """All example inputs, those by name behind the others."""
+        return (*self.args, *self.kwargs.values())
+
+    def split(self, examples: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs of as many values as there are examples."""
+        count = len(self.args)
+        return examples[:count], dict(zip(self.kwargs, examples[count:], strict=True))
+
+
+def _unpack(source: str, result: Any) -> _Given:
+    """Check what the factory returned."""
     import torch
 
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
+    if not isinstance(result, tuple) or len(result) not in (2, 3, 4):
         length = f" of {len(result)}" if isinstance(result, tuple) else ""
         raise UsageError(f"{source} returned a {type(result).__name__}{length}. {_RETURNS}.")
-    module, args = result[:2]
+    module, args, *rest = result
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"{source} returned a {type(module).__name__} as module. {_RETURNS}, where module is "
@@ -119,35 +176,81 @@ def _unpack(source: str, result: Any) -> tuple[Any, tuple[Any, ...], Any, tuple[
             f"{source} returned a {type(args).__name__} as args. {_RETURNS}, where args is a "
             "tuple; write (x,) for a single tensor."
         )
-    if not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(args)):
+    if len(rest) == 1 and _has_tensor(rest[0]) and isinstance(rest[0], dict):
+        kwargs, shapes = rest[0], []
+    else:
+        kwargs, shapes = (rest[0] or {}, rest[1:]) if len(rest) == 2 else ({}, rest)
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+        raise UsageError(
+            f"{source} returned a {type(kwargs).__name__} as kwargs. {_RETURNS}, where kwargs is a "
+            "dict of example inputs by the names of forward's parameters."
+        )
+    if not _has_tensor((args, kwargs)):
         raise UsageError(f"{source} returned args without a tensor. {_RETURNS}.")
-    if len(result) == 2:
-        default = default_dims(args)
-        return module, default.args, default.dynamic_shapes, default.warnings
-    shapes = result[2]
+    args, kwargs = _in_order(module, args, kwargs)
+    given = _Given(module, args, kwargs, bool(shapes), *shapes)
+    if given.chosen:
+        _check_shapes(source, given)
+    return given
+
+
+def _has_tensor(value: Any) -> bool:
+    import torch
+
+    return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(value))
+
+
+def _in_order(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments by position where they can be, others in the order of the parameters."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError:  # running it says what is wrong
+        return args, kwargs
+    return bound.args, bound.kwargs
+
+
+def _check_shapes(source: str, given: _Given) -> None:
+    import torch
+
+    shapes, count = given.shapes, len(given.examples)
     if shapes is not None and not isinstance(shapes, tuple | list | dict):
         raise UsageError(
             f"{source} returned a {type(shapes).__name__} as dynamic_shapes. Expected one entry "
             "per argument, as torch.export.export takes, for example ({0: Dim.DYNAMIC},)."
         )
-    if isinstance(shapes, tuple | list) and len(shapes) != len(args):
+    if any(isinstance(x, bool | str | float) for x in torch.utils._pytree.tree_leaves(shapes)):
         raise UsageError(
-            f"{source} returned {len(shapes)} entries of dynamic_shapes for {len(args)} arguments. "
+            f"{source} returned dynamic_shapes with values that say nothing of sizes. Example "
+            "inputs by name without a tensor go into (module, args, kwargs, dynamic_shapes)."
+        )
+    if isinstance(shapes, tuple | list) and len(shapes) != count:
+        raise UsageError(
+            f"{source} returned {len(shapes)} entries of dynamic_shapes for {count} arguments. "
             "Give one per argument, None where nothing varies."
         )
-    shapes = _always_dynamic(_by_position(module, len(args), shapes))
+
+
+def _dims(given: _Given, runs: Runs) -> DefaultDims:
+    """Return the examples with the dims of the factory, else with those that are usual."""
+    if not given.chosen:
+        return default_dims(given.examples, runs)
+    shapes = _always_dynamic(_by_position(given))
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
-    return module, repeat_ones_where(args, spec), shapes, ()
+    return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())
 
 
-def _by_position(module: Any, count: int, shapes: Any) -> Any:
+def _by_position(given: _Given) -> Any:
     """Return an entry for each argument, where they are named after the parameters of forward."""
+    shapes = given.shapes
     if not isinstance(shapes, dict):
         return shapes
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = inspect.signature(given.module.forward).parameters.values()
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in plain][:count]
-    if len(names) != count or set(shapes) != set(names):
+    first = [p.name for p in parameters if p.kind in plain][: len(given.args)]
+    names = [*first, *given.kwargs]
+    if len(names) != len(given.examples) or set(shapes) != set(names):
         return shapes  # torch says what is wrong with it
     return tuple(shapes[name] for name in names)
 

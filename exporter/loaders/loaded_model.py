@@ -133,15 +133,17 @@ class LoadedModel:
             exclude; that of an ONNX file runs it in ONNX Runtime, in the dtypes it has.
         args: positional example inputs (tensors, or nests of them as torch.export takes).
         kwargs: keyword example inputs.
-        dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file
-            already fixes them (an exported program, an ONNX file).
+        dynamic_shapes: in torch.export's notation: an entry for each of args and then of kwargs,
+            or torch's own by name; None where the file already fixes them (an exported program, an
+            ONNX file).
         source: provenance.
         program: the exported program itself where the source is one, else None.
         graph: the ONNX graph itself where the source is one, else None.
         integer_ranges: for each integer input, by its position among the flattened inputs, the
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
-        warnings: what the user should know, such as NaN in a weight.
+        warnings: what the user should know, such as a batch of 1 that was repeated.
+        unclear_dims: those of the warnings that say why a dim stays constant, as sizes do not tell.
         decode_module: traced instead of ``module``, where the model carries states of its own.
         language: set for a model of tokens, which is then checked as one.
         outputs: names of the outputs; None where nothing names them.
@@ -163,6 +165,7 @@ class LoadedModel:
     graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    unclear_dims: tuple[str, ...] = ()
     decode_module: DecodeModule | None = None
     language: LanguageFacts | None = None
     outputs: tuple[str, ...] | None = None

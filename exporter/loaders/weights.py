@@ -1,8 +1,8 @@
-"""Weights described for people: NaN and infinite values, numbers of parameters."""
+"""Weights that are NaN or infinite, and the number of parameters for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from linexport.errors import UnsupportedModelError
@@ -13,17 +13,31 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-def non_finite_warnings(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
-    """One warning per tensor with NaN or Inf, and one more counting the tensors not named.
+def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], name: str) -> None:
+    """Refuse weights that are NaN or infinite: outputs that are NaN equal any others.
 
     Infinite values in buffers are left alone: masks of -inf are ordinary.
 
     Args:
-        tensors: names and tensors, buffers being those that do not require grad nor are Parameters.
+        tensors: names and tensors, buffers being those that are no Parameters.
+        name: what the user calls the model.
+
+    Raises:
+        UnsupportedModelError: parameters are NaN or infinite, or buffers NaN.
     """
+    found = list(_non_finite(tensors))
+    if found:
+        more = [f"{len(found) - _NAMED} more weights"] if len(found) > _NAMED else []
+        raise UnsupportedModelError(
+            f"{name}: {'; '.join([*found[:_NAMED], *more])}. Expected finite weights, as nothing can "
+            "be compared with outputs that are NaN. Correct them, or take the checkpoint from its "
+            "author again; a mask belongs into a buffer."
+        )
+
+
+def _non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
     import torch
 
-    found = []
     for name, tensor in tensors:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
@@ -34,24 +48,7 @@ def non_finite_warnings(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[st
         inf = int(torch.isinf(values).sum()) if isinstance(tensor, torch.nn.Parameter) else 0
         if nan or inf:
             counts = [f"{count} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count]
-            found.append(f"{name} has {' and '.join(counts)} of {values.numel()} values")
-    if len(found) > _NAMED:
-        found[_NAMED:] = [f"{len(found) - _NAMED} more weights have NaN or Inf values"]
-    return tuple(found)
-
-
-def check_finite(module: torch.nn.Module) -> None:
-    """Refuse weights that no integers stand for.
-
-    Raises:
-        UnsupportedModelError: parameters are NaN or infinite, or buffers NaN.
-    """
-    found = non_finite_warnings(named_tensors(module))
-    if found:
-        raise UnsupportedModelError(
-            f"{'; '.join(found)}: --weights int8, int4 and auto need finite ones. Correct them, or "
-            "take the checkpoint from its author again; a mask belongs into a buffer."
-        )
+            yield f"{name} has {' and '.join(counts)} of {values.numel()} values"
 
 
 def named_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

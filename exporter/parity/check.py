@@ -7,13 +7,14 @@ other, nor do the outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
 
+from linexport.errors import NothingComparedError
 from linexport.graph.dims import DimRange, sequence
 from linexport.graph.states import State
 from linexport.loaders.loaded_model import LoadedModel
@@ -49,6 +50,13 @@ from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.providers import CPU_ONLY, Execution
+
+
+NOT_FINITE = "The original gives NaN or infinite values alone on random tokens."
+"""Reason of a language model."""
+
+REASONS = 3
+"""Notes that an error gives as reasons."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,11 @@ def largest_error(errors: Iterable[float | None]) -> float:
 
 @memory.low_memory()
 def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
-    """Run every planned case on the original, in float32 and float64, and on the artifact."""
+    """Run every planned case on the original, in float32 and float64, and on the artifact.
+
+    Raises:
+        NothingComparedError: the original fails in every case, or an output is not finite in any.
+    """
     parity = Parity(tested.tolerance)
     outputs = list(_reference_outputs(tested, parity, seed))
     memory.trim_memory()
@@ -176,8 +188,42 @@ def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     for case, expected in outputs:
         _run_case(tested, session, parity, case, expected)
         memory.trim_memory()
+    require_compared(tested.output_names, {c.output for c in parity.cases}, parity.notes)
     parity.notes.extend(notes(parity.ties))
     return parity
+
+
+def require_compared(
+    outputs: Sequence[str], compared: Collection[str], said: Sequence[str]
+) -> None:
+    """Check that something of each output was compared.
+
+    Args:
+        outputs: names.
+        compared: those of which something was.
+        said: notes on why others were not.
+
+    Raises:
+        NothingComparedError: nothing of one was; that proves nothing, and is not the artifact's
+            fault.
+    """
+    missing = [name for name in outputs if name not in compared]
+    if missing:
+        reasons = " ".join(dict.fromkeys(said[:REASONS]))
+        raise NothingComparedError(
+            f"Nothing of the output {missing[0]} could be compared with the original, whose values "
+            f"there are not numbers, or which fails. {reasons} Correct the model, or give an "
+            "example whose values and sizes it takes: inputs are drawn like it."
+        )
+
+
+def is_number(expected: ReferenceOutput, position: int) -> bool:
+    """Return whether an output of the original has anything to compare with.
+
+    One that is NaN everywhere has not; where a denominator of it vanished, that is its reason.
+    """
+    values = expected.outputs[position]
+    return not values.size or expected.vanished or bool(np.isfinite(values).any())
 
 
 def _reference_outputs(
@@ -391,6 +437,8 @@ def _compared(
     found = []
     for reference in expected:
         for position in range(len(tested.output_names)):
+            if not is_number(reference, position):
+                continue
             record, counts = _record(tested, case, reference, position, got)
             if got is None:
                 record = replace(record, reason=f"the artifact fails at this size: {failure}")

@@ -30,7 +30,13 @@ from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity import random_rounding
 from linexport.parity.cases import Case
-from linexport.parity.check import ModelUnderTest, Parity, case_record
+from linexport.parity.check import (
+    NOT_FINITE,
+    ModelUnderTest,
+    Parity,
+    case_record,
+    require_compared,
+)
 from linexport.parity.choices import recording
 from linexport.parity.compare import (
     Comparison,
@@ -101,7 +107,11 @@ class _Written:
 
 @memory.low_memory()
 def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
-    """Run every case on the original, a language model, in float32, and then on the artifact."""
+    """Run every case on the original, a language model, in float32, and then on the artifact.
+
+    Raises:
+        NothingComparedError: the original's outputs are not finite anywhere.
+    """
     language = tested.loaded.language
     assert language is not None
     continued = bool(tested.states)
@@ -109,6 +119,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued, behind)
     original = _Original(tested.loaded, torch.float32)
     expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
+    finite = any(np.isfinite(logits).any() for logits in expected)
+    require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
     checked = _Check(_Artifact(tested, tested.open()), Parity(tested.tolerance))
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)

@@ -27,7 +27,14 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph.segments import Segment, cut, stand_in
 from linexport.manifest.proof import CaseRecord, LayerRecord, StreamingRecord
 from linexport.parity.cases import ChosenSizes
-from linexport.parity.check import ModelUnderTest, Parity, case_record, largest_error
+from linexport.parity.check import (
+    NOT_FINITE,
+    ModelUnderTest,
+    Parity,
+    case_record,
+    largest_error,
+    require_compared,
+)
 from linexport.parity.choices import recording
 from linexport.parity.compare import Comparison, compare_arrays
 from linexport.parity.extra_outputs import Change
@@ -134,7 +141,8 @@ def check_layers(
         The outcome, one case a trial, that of its worst layer; and that of the trials in pieces.
 
     Raises:
-        UnsupportedModelError: the original does not know padding, so its layers are not run on it.
+        UnsupportedModelError: the original does not know padding, so its layers are not run on it;
+            or its outputs are not finite anywhere.
     """
     language = tested.loaded.language
     assert language is not None
@@ -150,6 +158,8 @@ def check_layers(
     original = Reference(tested.loaded, torch.float32).module
     wide = cache(lambda: Reference(tested.loaded, torch.float64).module)
     expected = [observe(original, prompt, list(values)) for prompt in prompts]
+    finite = any(np.isfinite(found[AFTER]).any() for found in expected)
+    require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
     parity, outcome = Parity(tested.tolerance), _Outcome()
     exact: list[dict[str, np.ndarray]] = []
     names = [*values, AFTER]

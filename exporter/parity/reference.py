@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
-from torch._higher_order_ops import utils
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from linexport.loaders.first_run import uncompiled
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.loaders.memory_map import is_plain
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
@@ -55,7 +54,7 @@ class Reference:
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
         wide = Widened() if self.widened and self.dtype == torch.float64 else nullcontext()
-        with torch.no_grad(), passing(), choosing(), watch_denominators() as seen, wide:
+        with torch.no_grad(), passing(), uncompiled(), watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
@@ -146,20 +145,6 @@ def passing() -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def choosing() -> Iterator[None]:
-    """``torch.cond``, ``while_loop`` and ``scan`` run as they are; torch would compile them first.
-
-    torch 2.13.0 cannot do that once a module was exported in the same process.
-    """
-
-    def call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        return fn(*args, **(kwargs or {}))
-
-    with mock.patch.object(utils, "_hop_compile_and_call", call):
-        yield
 
 
 def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

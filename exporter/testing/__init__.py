@@ -67,6 +67,7 @@ class ParityTest:
         model: torch.nn.Module,
         args: tuple[Any, ...],
         *,
+        kwargs: dict[str, Any] | None = None,
         dynamic_shapes: Any = None,
         lengths: Sequence[int] | None = None,
         batch: int | Sequence[int] | None = None,
@@ -79,6 +80,7 @@ class ParityTest:
         Args:
             model: the module, with the weights to test; it is put into evaluation mode.
             args: example arguments, a tuple.
+            kwargs: those by name.
             dynamic_shapes: in torch.export's notation; None: batch and sequence, as ``convert``
                 chooses.
             lengths: of sequences to compare at; None for those of ``convert``, which include 1, one
@@ -110,7 +112,9 @@ class ParityTest:
         )
         self.count += 1
         place = self.folder / f"artifact-{self.count}"
-        result = (model, args) if dynamic_shapes is None else (model, args, dynamic_shapes)
+        result: tuple[Any, ...] = (model, args) if kwargs is None else (model, args, kwargs)
+        if dynamic_shapes is not None:
+            result = (model, args, kwargs, dynamic_shapes)
         manifest, found = problems(result, place, wanted)
         if found:
             pytest.fail("\n".join(found), pytrace=False)

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def frozen(
         except Exception as found:
             error = found
     if error is not None:
-        message = _frozen_message(lambda: _export(loaded), error)
+        message = _frozen_message(lambda: _export(loaded), error, loaded.unclear_dims)
     else:
         message = _frozen_loop(counted[0]) if counted else ""
     return UnsupportedModelError("\n".join(filter(None, [message, _unrolled(loaded), reason])))
@@ -147,12 +147,13 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     step = loaded.decode_module
     source, context = step or loaded, (step or loaded).patched
     patched = context() if context else _patched(loaded.module)
+    given = source.dynamic_shapes
     with torch.no_grad(), exporting(), patched, as_inverses():
         return torch.export.export(
             source.module,
             source.args,
             loaded.kwargs,
-            dynamic_shapes=_by_parameter(source.module, len(source.args), source.dynamic_shapes),
+            dynamic_shapes=_by_parameter(source.module, source.args, loaded.kwargs, given),
             strict=False,
         )
 
@@ -164,20 +165,31 @@ def _patched(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _by_parameter(module: torch.nn.Module, count: int, dynamic_shapes: Any) -> Any:
+def _by_parameter(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> Any:
     """Return an entry for each parameter of ``forward``: those of ``*args`` are one, a tuple.
 
     Args:
         module: what is traced.
-        count: of its arguments.
-        dynamic_shapes: an entry for each argument, or torch's notation, which stays.
+        args: its example inputs.
+        kwargs: those by name.
+        dynamic_shapes: an entry for each of them, or torch's notation, which stays.
     """
-    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds or not isinstance(dynamic_shapes, tuple):
+    signature = inspect.signature(module.forward)
+    if not isinstance(dynamic_shapes, tuple):
+        return dynamic_shapes
+    if kwargs:
+        count = len(args)
+        named = dict(zip(kwargs, dynamic_shapes[count:], strict=True))
+        return dict(signature.bind(*dynamic_shapes[:count], **named).arguments)
+    kinds = [p.kind for p in signature.parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
         return dynamic_shapes
     at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
     own, rest = dynamic_shapes[:at], dynamic_shapes[at:]
-    return dynamic_shapes if not rest or _is_of_several(rest, count - at) else (*own, rest)
+    of_several = not rest or _is_of_several(rest, len(args) - at)
+    return dynamic_shapes if of_several else (*own, rest)
 
 
 def _is_of_several(rest: tuple[Any, ...], count: int) -> bool:
@@ -208,11 +220,13 @@ def _of_few_steps(
         size, chunk = sliced
         lengths = {size: loops.STEPS * chunk}
     lengths = {n: loops.STEPS for n in fixed if n < loops.STEPS} | lengths
-    given = shortened(loaded.args, loaded.dynamic_shapes, lengths)
+    given = shortened((*loaded.args, *loaded.kwargs.values()), loaded.dynamic_shapes, lengths)
     if given is None:
         return None
-    args, dynamic_shapes = given
-    short = replace(loaded, args=args, dynamic_shapes=dynamic_shapes)
+    examples, dynamic_shapes = given
+    args, named = examples[: len(loaded.args)], examples[len(loaded.args) :]
+    kwargs = dict(zip(loaded.kwargs, named, strict=True))
+    short = replace(loaded, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
     try:
         with loops.few_steps(chunk) as marks, as_loops(loaded.module):
             program = _export(short)
@@ -231,7 +245,7 @@ def _of_few_steps(
 
 def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
     """Return a dynamic size that a model cuts to slices of one width, and the width."""
-    flat, _ = pytree.tree_flatten(loaded.args)
+    flat, _ = pytree.tree_flatten((loaded.args, loaded.kwargs))
     sizes = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
     try:
         with torch.no_grad(), Slices() as found:
@@ -269,7 +283,9 @@ class _FreezeProbe(logging.Handler):
                 self.lines.append(f"{frame.filename}:{frame.lineno}: {frame.line}")
 
 
-def _frozen_message(export: Callable[[], object], error: Exception) -> str:
+def _frozen_message(
+    export: Callable[[], object], error: Exception, unclear: Sequence[str]
+) -> str:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     probe, saved = _FreezeProbe(), (log.handlers, log.level, log.propagate)
     log.handlers, log.propagate = [probe], False
@@ -281,7 +297,7 @@ def _frozen_message(export: Callable[[], object], error: Exception) -> str:
         log.handlers, log.propagate = saved[0], saved[2]
         log.setLevel(saved[1])
     detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
-    return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines)
+    return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines, unclear)
 
 
 def _frozen_loop(counted: loops.Counted) -> str:
@@ -298,11 +314,15 @@ def _frozen_loop(counted: loops.Counted) -> str:
     )
 
 
-def _frozen_text(what: str, lines: Sequence[str]) -> str:
+def _frozen_text(what: str, lines: Sequence[str], unclear: Sequence[str] = ()) -> str:
     where = "".join(f"\n  {line}" for line in dict.fromkeys(lines))
-    return (
+    told = (
         "The export would freeze a dimension that should be dynamic: "
         f"{what}.\nFixed by:{where or ' (torch does not say which line)'}\n"
+    )
+    if unclear:
+        return f"{told}{'; '.join(unclear)}."
+    return told + (
         "A Python loop over tokens or chunks, a table of one length, or int(x.shape[1]) does "
         "this. Use linexport.models.functional.linear_attention for the recurrence, index tables "
         "by the length, or leave the dimension out of dynamic_shapes if it is meant to be fixed."

@@ -75,7 +75,7 @@ def test_attention_in_bfloat16_is_fused_and_streams_in_float32(tmp_path: Path) -
 def test_weights_buffers_inputs_and_methods_are_widened_and_copies_keep_their_weights() -> None:
     for module, args in ((Methods(), example()), (Inside().bfloat16(), (example()[0].bfloat16(),))):
         plain = copy.deepcopy(module).float()
-        args, warnings = widened(module.eval(), args)
+        args, _, warnings = widened(module.eval(), args, {})
         assert "ONNX Runtime has no CPU kernels" in warnings[0]
         assert {x.dtype for x in (*module.state_dict().values(), *args)} == {torch.float32}
         other = copy.deepcopy(module).double()
@@ -83,7 +83,7 @@ def test_weights_buffers_inputs_and_methods_are_widened_and_copies_keep_their_we
             other.project.weight.zero_()
             assert not torch.equal(other(args[0].double()).float(), module(args[0]))
         assert type(module).__name__ == type(plain).__name__
-        assert widened(module, args) == (args, ())
+        assert widened(module, args, {}) == (args, {}, ())
 
 
 class Automatic(Inside):
@@ -106,7 +106,7 @@ def test_automatic_casts_to_bfloat16_do_nothing() -> None:
     q, k, v = module.project(x).chunk(3, -1)
     expected = torch.einsum("btd,bsd->bts", q, k).tril() @ v
     assert (module(x) - expected).abs().max() > 1e-3
-    _, warnings = widened(module, (x,))
+    _, _, warnings = widened(module, (), {"x": x})
     assert "ONNX Runtime has no CPU kernels" in warnings[0]
     torch.testing.assert_close(module(x), expected)
     traced = trace(load_module((Automatic(), (x,)), "bfloat16:automatic"))
@@ -119,7 +119,7 @@ def test_automatic_casts_to_bfloat16_do_nothing() -> None:
 
 def test_a_module_in_float32_is_left_as_it_is() -> None:
     module, args = nn.Linear(2, 2), (torch.ones(1, 2),)
-    assert widened(module, args) == (args, ()) and type(module) is nn.Linear
+    assert widened(module, args, {}) == (args, {}, ()) and type(module) is nn.Linear
 
 
 def test_an_exported_program_in_bfloat16_is_refused(tmp_path: Path) -> None:

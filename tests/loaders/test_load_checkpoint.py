@@ -130,22 +130,21 @@ def test_weights_that_cannot_be_copied_are_refused(
         load_model(checkpoint(state_dict=weights))
 
 
-def test_nan_and_inf_are_counted(
+def test_nan_and_inf_are_counted_and_refused(
     checkpoint: Callable[..., Path], model: models.ReferenceModel
 ) -> None:
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     weights["embedding.weight"][0, :3] = float("nan")
     weights["norm.weight"][0] = float("-inf")
-    assert set(load_model(checkpoint(state_dict=weights)).warnings) == {
-        "embedding.weight has 3 NaN of 2048 values",
-        "norm.weight has 1 Inf of 8 values",
-    }
+    with pytest.raises(UnsupportedModelError) as refused:
+        load_model(checkpoint(state_dict=weights))
+    assert "embedding.weight has 3 NaN of 2048 values" in str(refused.value)
+    assert "norm.weight has 1 Inf of 8 values" in str(refused.value)
 
 
 def test_many_nan_weights_are_summed_up(
     checkpoint: Callable[..., Path], model: models.ReferenceModel
 ) -> None:
     weights = {name: torch.full_like(t, float("nan")) for name, t in model.state_dict().items()}
-    warnings = load_model(checkpoint(state_dict=weights)).warnings
-    assert len(warnings) == 6
-    assert warnings[-1] == f"{len(weights) - 5} more weights have NaN or Inf values"
+    with pytest.raises(UnsupportedModelError, match=f"; {len(weights) - 5} more weights\\."):
+        load_model(checkpoint(state_dict=weights))

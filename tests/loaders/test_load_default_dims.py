@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch.export import Dim
 
+from linexport.errors import UnsupportedModelError
 from linexport.loaders.default_dims import default_dims
+from linexport.loaders.factory import load_module
+from linexport.trace import trace
 
 BATCH = {0: Dim.DYNAMIC}
 BOTH = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
@@ -123,3 +126,52 @@ def test_torch_accepts_what_was_chosen() -> None:
     exported = torch.export.export(Masked(), chosen.args, dynamic_shapes=chosen.dynamic_shapes)
     other = (torch.randn(3, 7, 8), {"mask": torch.rand(3, 7) > 0.5}, True)
     torch.testing.assert_close(exported.module()(*other), Masked()(*other))
+
+
+class Stamped(torch.nn.Module):
+    """Takes a number of each token, of each channel, and a state."""
+
+    def forward(
+        self, x: torch.Tensor, times: torch.Tensor, width: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        late = torch.exp(times[:, :1] - times)[..., None]
+        return x * late + width[:, None, :] + x @ state
+
+
+@pytest.mark.parametrize("length", [8, 5, 1])
+def test_where_sizes_do_not_tell_the_module_is_run_with_longer_ones(length: int) -> None:
+    """Tokens as many as channels: times vary with them, and neither the width nor the state do."""
+    examples = (zeros(2, length, 8), zeros(2, length), zeros(2, 8), zeros(2, 8, 8))
+    loaded = load_module((Stamped(), examples), "stamped:make")
+    times = loaded.dynamic_shapes[1]
+    assert loaded.dynamic_shapes == (BOTH, times, BATCH, BATCH)
+    assert loaded.unclear_dims == ()
+    if length > 1:
+        assert times == {0: Dim.DYNAMIC, 1: Dim.AUTO}
+        trace(loaded)
+
+
+def test_two_sequences_of_their_own_vary_both() -> None:
+    class Cross(torch.nn.Module):
+        def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            return x @ memory.mT @ memory
+
+    for lengths in ((8, 8), (5, 7)):
+        x, memory = (zeros(2, n, 8) for n in lengths)
+        assert load_module((Cross(), (x, memory)), "c:m").dynamic_shapes == (BOTH, BOTH)
+
+
+def test_where_running_does_not_tell_the_reason_is_the_error() -> None:
+    """A model of whole chunks of 64 takes no other length that is tried."""
+
+    class Chunks(torch.nn.Module):
+        def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+            assert x.shape[1] == 8
+            return x * times[..., None]
+
+    loaded = load_module((Chunks(), (zeros(2, 8, 8), zeros(2, 8))), "chunks:make")
+    with pytest.raises(UnsupportedModelError) as refused:
+        trace(loaded)
+    assert "(batch, 8) stays constant: 8 is a width as well as a length" in str(refused.value)
+    assert "Python loop" not in str(refused.value)
+    assert "test_load_default_dims.py" in str(refused.value)

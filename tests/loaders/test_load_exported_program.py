@@ -124,12 +124,22 @@ def test_linexport_operators_are_registered_on_demand(tmp_path: Path) -> None:
     torch.testing.assert_close(load_model(tmp_path / "m.pt2").module(X), X[None].relu())
 
 
-def test_nan_weights_are_reported(tmp_path: Path) -> None:
+def test_nan_weights_are_refused(tmp_path: Path) -> None:
     layer = torch.nn.Linear(2, 2)
     with torch.no_grad():
         layer.weight[0, 0], layer.weight[1, 1] = float("nan"), float("inf")
     torch.export.save(torch.export.export(layer.eval(), (X[:, :2],)), tmp_path / "m.pt2")
-    assert load_model(tmp_path / "m.pt2").warnings == ("weight has 1 NaN and 1 Inf of 4 values",)
+    with pytest.raises(UnsupportedModelError, match=r"m\.pt2: weight has 1 NaN and 1 Inf of 4"):
+        load_model(tmp_path / "m.pt2")
+
+
+def test_a_number_that_is_nan_in_code_is_no_weight(tmp_path: Path) -> None:
+    class Filled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x > 9, torch.tensor(float("nan")), x)
+
+    torch.export.save(torch.export.export(Filled().eval(), (X,)), tmp_path / "m.pt2")
+    assert torch.equal(load_model(tmp_path / "m.pt2").module(X), X)
 
 
 def test_training_mode_is_reported(tmp_path: Path) -> None:

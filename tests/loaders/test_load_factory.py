@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from linexport.errors import UsageError
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
 
 COUNTER = itertools.count()
@@ -94,7 +94,7 @@ def test_prints_go_to_stderr(
     assert (captured.out, captured.err) == ("", "hello\n")
 
 
-def test_nan_weights_are_reported(factory: Callable[[str], str]) -> None:
+def test_nan_weights_are_refused(factory: Callable[[str], str]) -> None:
     name = factory("""
         class Model(torch.nn.Linear):
             @classmethod
@@ -103,7 +103,8 @@ def test_nan_weights_are_reported(factory: Callable[[str], str]) -> None:
                 torch.nn.init.constant_(module.bias, float("nan"))
                 return module, (torch.ones(2, 4),)
     """)
-    assert load_model(f"{name}:Model.make").warnings == ("bias has 3 NaN of 3 values",)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*bias has 3 NaN of 3 values"):
+        load_model(f"{name}:Model.make")
 
 
 def test_features_that_can_be_redrawn_are_frozen_with_a_message(
@@ -204,7 +205,10 @@ MODULE = "torch.nn.Linear(4, 3)"
         ("None", "returned a NoneType"),
         (MODULE, "returned a Linear"),
         (f"({MODULE},)", "returned a tuple of 1"),
-        (f"({MODULE}, 1, 2, 3)", "returned a tuple of 4"),
+        (f"({MODULE}, 1, 2, 3, 4)", "returned a tuple of 5"),
+        (f"{MODULE}, (torch.ones(2, 4),), [1], None", "a list as kwargs"),
+        (f"{MODULE}, (), {{'input': torch.ones(2, 4)}}, 7", "a int as dynamic_shapes"),
+        (f"{MODULE}, (torch.ones(2, 4),), {{'flag': True}}", r"by name without a tensor go into"),
         ("torch.relu, (torch.ones(1),)", "a builtin_function_or_method as module"),
         (f"{MODULE}, torch.ones(2, 4)", r"a Tensor as args.*\(x,\)"),
         (f"{MODULE}, [torch.ones(2, 4)]", "a list as args"),

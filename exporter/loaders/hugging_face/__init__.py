@@ -31,7 +31,7 @@ from linexport.loaders.hugging_face.folder import (
 )
 from linexport.loaders.hugging_face.pretrained import build_causal, supported
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
-from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 from linexport.manifest.records import HeadName
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def import_model(
     from linexport.patches import rotary
     from linexport.patches.state_cache import UnknownCodeError
 
+    check_finite(named_tensors(model), source.location)
     head = head or CAUSAL
     model.set_attn_implementation("eager")
     # Buffers may be in another precision than the weights were asked for.
@@ -248,11 +249,7 @@ def import_model(
         dynamic_shapes=shapes[:given],
         source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
-        warnings=(
-            *(step.warnings if step else (unread,)),
-            *_changing(same, head),
-            *non_finite_warnings(named_tensors(model)),
-        ),
+        warnings=(*(step.warnings if step else (unread,)), *_changing(same, head)),
         decode_module=step,
         language=LanguageFacts(
             vocabulary=vocabulary,

@@ -21,7 +21,7 @@ from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
-from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,7 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
             "compare it with that of a published model of the same type",
         ) from error
     _load_weights(model, folder, files)
+    check_finite(named_tensors(model), str(folder))
     settings = model.settings
     ids = torch.zeros(EXAMPLE, dtype=torch.int64)
     tokens = {0: Dim(BATCH), 1: Dim(SEQUENCE)}
@@ -78,7 +79,6 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
             description=f"{config['model_type']}: {parameter_summary('CausalLM', model)}",
         ),
         integer_ranges={0: (0, settings.vocab_size), 1: (1, 2)},
-        warnings=non_finite_warnings(named_tensors(model)),
         language=LanguageFacts(
             vocabulary=settings.vocab_size,
             context=None,

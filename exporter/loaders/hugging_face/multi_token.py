@@ -37,7 +37,7 @@ from linexport.loaders.hugging_face.streaming_model import (
     stepwise,
 )
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import non_finite_warnings
+from linexport.loaders.weights import check_finite
 
 PREFIX = "mtp."
 """Beginning of the weights' names."""
@@ -121,6 +121,9 @@ def load_predictor(folder: Path, files: Sequence[Path], model: Any, source: Sour
             f"its layout is known of {', '.join(FAMILIES)}, and this is {text.model_type}"
         )
     weights = _stacked(_weights(files), getattr(text, "num_experts", 0))
+    check_finite(
+        ((f"{PREFIX}{name}", nn.Parameter(weight)) for name, weight in weights.items()), str(folder)
+    )
     layer, projection = _built(folder, weights, model, text)
 
     def draw(length: int) -> tuple[Tensor, ...]:
@@ -139,9 +142,6 @@ def load_predictor(folder: Path, files: Sequence[Path], model: Any, source: Sour
         source=source,
         integer_ranges={0: (0, int(text.vocab_size)), 1: (1, 2)},
         decode_module=step,
-        warnings=non_finite_warnings(
-            (f"{PREFIX}{name}", nn.Parameter(weight)) for name, weight in weights.items()
-        ),
         defaults={"attention_mask": 1},
     )
 

@@ -22,7 +22,7 @@ from linexport.loaders.files import refuse
 from linexport.loaders.hugging_face.folder import CONFIG, digest, read_config, weight_files
 from linexport.loaders.hugging_face.pretrained import as_published
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 
 EXAMPLE = (2, 8)
 
@@ -91,6 +91,7 @@ def whole(model: Any, source: Source) -> LoadedModel:
     Raises:
         UnsupportedModelError: see ``Whole``.
     """
+    check_finite(named_tensors(model), source.location)
     text = model.config.get_text_config()
     ids = torch.arange(EXAMPLE[0] * EXAMPLE[1]).reshape(EXAMPLE) % int(text.vocab_size)
     length = Dim("seq", max=getattr(text, "max_position_embeddings", None))
@@ -102,5 +103,4 @@ def whole(model: Any, source: Source) -> LoadedModel:
         dynamic_shapes=(tokens, tokens),
         source=source,
         integer_ranges={0: (0, int(text.vocab_size)), 1: (1, 2)},
-        warnings=non_finite_warnings(named_tensors(model)),
     )

@@ -12,7 +12,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
 from linexport.loaders.loaded_model import LoadedModel, OnnxGraph, Source
 from linexport.loaders.onnx_file.document import counts, custom_operators, read
-from linexport.loaders.onnx_file.external import data_files, digest
+from linexport.loaders.onnx_file.external import data_files, digest, weights_with_nan
 from linexport.loaders.onnx_file.random_ops import reject_nondeterminism
 
 
@@ -29,8 +29,9 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
         The graph, with a module that runs the file in ONNX Runtime.
 
     Raises:
-        UnsupportedModelError: the file is damaged or contradicts itself, its weights are missing or
-            lie outside its folder, it draws random numbers, or ONNX Runtime does not run it.
+        UnsupportedModelError: the file is damaged or contradicts itself, its weights are missing,
+            NaN, or lie outside its folder, it draws random numbers, or ONNX Runtime does not run
+            it.
         UsageError: the file cannot be read.
     """
     model = read(path)
@@ -39,6 +40,14 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
         reject_nondeterminism(model)
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
+
+    nan = next(weights_with_nan(path, model), None)
+    if nan is not None:
+        raise refuse(
+            path,
+            f"an ONNX model whose weight {nan}, so that nothing can be compared with its outputs",
+            "correct it, or take the file from its author again",
+        )
 
     from linexport.loaders.onnx_file.dynamic_shapes import examples, interface
     from linexport.loaders.onnx_file.equal_sizes import fitted

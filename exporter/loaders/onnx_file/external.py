@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper, helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.walk import all_tensors
 from linexport.loaders.files import sha256
+
+FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 """Types with two values in a byte."""
@@ -48,6 +51,17 @@ def load_external_data(path: Path, model: onnx.ModelProto) -> None:
         external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def weights_with_nan(path: Path, model: onnx.ModelProto) -> Iterator[str]:
+    """Yield the weights that have NaN, with their number; a single number may be one in code."""
+    for tensor in all_tensors(model):
+        if tensor.data_type not in FLOATING or prod(tensor.dims) < 2:
+            continue
+        values = numpy_helper.to_array(tensor, str(path.parent))
+        nan = int(np.isnan(values).sum())
+        if nan:
+            yield f"{tensor.name or 'a constant'} has {nan} NaN of {values.size} values"
 
 
 def _entries(model: onnx.ModelProto) -> Iterator[tuple[TensorProto, dict[str, str]]]:
