@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
+from linexport.loaders.first_run import buffers_kept, described
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
 from linexport.patches import applied, modeling_files
@@ -74,21 +75,24 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
 
 
 def _own_failure(loaded: LoadedModel, said: str) -> str:
-    """Return how the model fails on its example without being traced; "" where it does not.
+    """Return how the model fails on what is traced without being traced; "" where it does not.
+
+    It ran on the example as it was given; a batch or a sequence of 1 is repeated to 2.
 
     Args:
         loaded: the model.
         said: how it fails while it is traced, which is not said again.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), buffers_kept(loaded.module):
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         own = f"{explained(error)}{_user_line(error)}"
+        given = described(loaded.module, loaded.args, loaded.kwargs)
+        repeated = [f"\n{w[0].upper()}{w[1:]}." for w in loaded.warnings if "repeated" in w]
         return (
-            "\nThe model itself fails on its example inputs, in eager mode"
-            f"{' by the same error.' if own == said else f': {own}'}\n"
-            "Mend that first: module(*args, **kwargs) must run."
+            f"\nThe model itself fails on {given}, in eager mode"
+            f"{' by the same error.' if own == said else f': {own}'}{''.join(repeated)}"
         )
     return ""
 
@@ -248,7 +252,7 @@ def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
     flat, _ = pytree.tree_flatten((loaded.args, loaded.kwargs))
     sizes = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
     try:
-        with torch.no_grad(), Slices() as found:
+        with torch.no_grad(), buffers_kept(loaded.module), Slices() as found:
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         log.info("slices of the model were not looked for: %s", error_summary(error))
@@ -259,7 +263,8 @@ def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
 def _of_own_scans(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
     """Trace a model whose functions compute recurrences as loops; None where none does."""
     try:
-        with own_scans(loaded.module, loaded.args, loaded.kwargs) as count:
+        kept = buffers_kept(loaded.module)
+        with kept, own_scans(loaded.module, loaded.args, loaded.kwargs) as count:
             return _of_few_steps(loaded) if count else None
     except Exception as error:
         log.info("scans of the model were not looked for: %s", error_summary(error))
