@@ -434,9 +434,13 @@ def test_validating_finds_what_has_become_wrong(
     assert module is not None
     monkeypatch.setattr(module.Attend, "forward", lambda self, x: module.attend(x)[0] * 1.001)
     original = ("--source", factories.source("small"))
+    before = {path.name: path.read_bytes() for path in artifact.iterdir()}
     result = cli("validate", artifact, *original, "--json", "--threads", 1)
-    assert result.code == 3
-    assert result.json()["status"] == "parity_failed"
+    assert result.code == 3 and result.json()["status"] == "parity_failed"
+    assert {path.name: path.read_bytes() for path in artifact.iterdir()} == before
+    linexport.load(artifact)
+    result = cli("validate", artifact, *original, "--json", "--threads", 1, "--record")
+    assert result.code == 3 and result.json()["status"] == "parity_failed"
     with pytest.raises(linexport.errors.ParityError):
         linexport.load(artifact)
     assert "parity" in (artifact / "report.html").read_text().lower()

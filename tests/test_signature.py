@@ -94,12 +94,13 @@ def test_validate_warns_that_a_signature_no_longer_holds(
     # The CPU library's errors have other last digits; a manifest says which of both was checked.
     monkeypatch.setenv("LINEXPORT_CPU_LIBRARY", "0")
     source = json.loads((signed / "manifest.json").read_text())["source"]["location"]
-    assert cli("validate", signed, "--source", source, "--threads", "1").code == 0
+    given = (signed, "--source", source, "--threads", "1", "--record")
+    assert cli("validate", *given).code == 0
     signature.sign(signed, keys[0])
-    result = cli("validate", signed, "--source", source, "--threads", "1")
+    result = cli("validate", *given)
     assert result.code == 0 and "no longer holds" not in result.err, "nothing has changed"
     assert cli("verify", signed, "--key", keys[1]).code == 0
-    result = cli("validate", signed, "--source", source, "--threads", "1", "--seed", "7")
+    result = cli("validate", *given, "--seed", "7")
     assert result.code == 0
     told = " ".join(result.err.split())
     assert "manifest.json.sig no longer holds" in told and "linexport sign" in told

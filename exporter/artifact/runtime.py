@@ -196,7 +196,7 @@ def _say_what_is_compared(folder: Path, manifest: Manifest, found: PlacementReco
     if manifest.placement != found:
         log.warning(
             "%s was not compared with the original on this execution provider: linexport validate "
-            "%s --provider %s does so.",
+            "%s --provider %s --record does so.",
             *(folder, folder, found.provider),
         )
 
@@ -209,7 +209,7 @@ def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
     what = "no CPU library" if known is None or not known.passed else "another version of it"
     log.warning(
         "%s runs by the CPU library, and %s was compared with the original: linexport validate %s "
-        "does so; LINEXPORT_CPU_LIBRARY=0 leaves it aside.",
+        "--record does so; LINEXPORT_CPU_LIBRARY=0 leaves it aside.",
         *(folder, what, folder),
     )
 

@@ -38,8 +38,8 @@ PUBLIC = ".pub"
 
 REWRITTEN = {manifests.MANIFEST, manifests.REPORT}
 STALE = (
-    " The model and all other files are as they were signed; linexport validate and bench write "
-    "the two others, but so may anybody."
+    " The model and all other files are as they were signed; linexport validate --record and bench "
+    "write the two others, but so may anybody."
 )
 """Added where nothing else changed: who did it cannot be told from the files."""
 

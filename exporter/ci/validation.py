@@ -12,7 +12,7 @@ from linexport.ci import github, junit, outcome, regression
 from linexport.ci.figures import Figures, read_figures, save_figures
 from linexport.ci.meter import Meter
 from linexport.ci.regression import Change
-from linexport.conversion.revalidate import check_again, reopen
+from linexport.conversion.revalidate import check_again, reopen, write_outcome
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.parity import ModelUnderTest
@@ -49,6 +49,7 @@ def validate_and_report(
     data: Path | None,
     progress: Progress,
     execution: Execution = CPU_ONLY,
+    record: bool = False,
 ) -> tuple[Manifest, list[Change], list[outcome.CheckResult]]:
     """Check an artifact again, beside a baseline too where one is given.
 
@@ -63,6 +64,7 @@ def validate_and_report(
         data: see there.
         progress: see there.
         execution: the execution provider.
+        record: see ``linexport.validate``.
 
     Returns:
         The manifest, the changes beside the baseline, and all checks.
@@ -80,6 +82,8 @@ def validate_and_report(
     watch = Stopwatch(progress)
     manifest, tested = reopen(artifact, source, threads, trust_remote_code, watch, execution)
     manifest = check_again(manifest, tested, artifact, seed, threads, data, watch)
+    if record:
+        write_outcome(artifact, manifest)
     changes: list[Change] = []
     if before is not None or files.new_baseline is not None:
         with watch.stage("measure"):

@@ -72,6 +72,14 @@ def validate(
     ] = None,
     provider: ProviderOption = CPU,
     strict: Strict = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Write the outcome to the artifact's manifest and report; load refuses an "
+            "artifact that is recorded to have failed. Without it the folder stays as it is.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
@@ -95,12 +103,15 @@ def validate(
             data=data,
             progress=Spinner(quiet=json),
             execution=Execution(provider, strict),
+            record=record,
         )
         if github:
             _annotate(artifact, found, err=json)
         if not json:
             for change in changes:
                 typer.echo(f"{change.verdict:<12}  {change.name}: {change.described()}")
+        if not record and not json:
+            typer.echo("The outcome is not written to the artifact; --record does that.")
         finish(manifest, artifact, json)
         worse = validation.regressions(changes, limit)
         if worse is not None:

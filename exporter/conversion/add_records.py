@@ -27,6 +27,9 @@ from linexport.timing.throughput import Workload, throughput
 
 MEMORY_LENGTHS = (1024, 4096)
 
+NOT_USED = "The CPU library is not used for this artifact, whose functions are right and slower:"
+"""Beginning of the warning of a library that differs."""
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -117,19 +120,24 @@ def with_library_checked(
     if not fits_library(manifest):
         return manifest
     found = parity.check_library(tested, with_library, manifest.parity, seed)
-    manifest = replace(manifest, library=found)
+    before = tuple(w for w in manifest.warnings if not w.startswith(NOT_USED))
+    manifest = replace(manifest, library=found, warnings=before)
     if found.passed is not False:
         return manifest
-    said = "The CPU library is not used for this artifact, whose functions are right and slower: "
-    return with_warnings(manifest, [f"{said}{found.reason}."])
+    return with_warnings(manifest, [f"{NOT_USED} {found.reason}."])
 
 
 def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
-    """Say whether parity is that of the library, which may have opened what was tested."""
+    """Say whether parity is that of the library, which may have opened what was tested.
+
+    What is known of it stays where it is not built, or switched off.
+    """
     computed = fits_library(manifest) and tested.execution == CPU_ONLY
     if not computed or manifest.parity is None:
         return manifest
-    return replace(manifest, library=parity.proven(manifest.parity, tested.open()))
+    found = parity.proven(manifest.parity, tested.open())
+    known = found.passed is None and manifest.library is not None and manifest.library.passed
+    return manifest if known else replace(manifest, library=found)
 
 
 def with_engines_checked(

@@ -76,7 +76,7 @@ def build(
     if not comparable:
         reason = (
             f"the original, {manifest.source.location}, is not on this machine; linexport validate "
-            "FOLDER --source ORIGINAL compares it"
+            "FOLDER --source ORIGINAL --record compares it"
         )
     manifest = with_status(_with_engine(manifest, replace(engine, reason=reason), folder))
     write_reports(folder, manifest)  # the engine is there, whatever becomes of the comparison

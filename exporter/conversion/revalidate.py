@@ -17,6 +17,7 @@ from linexport.conversion.add_records import (
     placement_of,
     with_divergence,
     with_engines_checked,
+    with_library_checked,
     with_library_proven,
     with_measurements,
     with_parity,
@@ -55,8 +56,11 @@ def validate(
     progress: Progress | None = None,
     provider: str = providers.CPU,
     strict: bool = False,
+    record: bool = False,
 ) -> Manifest:
-    """Check an artifact against its original again, and write the outcome to its manifest.
+    """Check an artifact against its original again.
+
+    The folder stays as it is, unless the outcome is to be recorded.
 
     Args:
         artifact: the folder.
@@ -69,18 +73,24 @@ def validate(
         progress: shown the stages.
         provider: ONNX Runtime's execution provider that runs the artifact; see ``linexport.load``.
         strict: see there.
+        record: write the outcome to the artifact's manifest and report. One that failed is then
+            marked, and ``load`` refuses it.
 
     Returns:
-        The updated manifest, whose ``placement`` says what the provider ran.
+        The manifest with the outcome, whose ``placement`` says what the provider ran.
 
     Raises:
-        UsageError: not an artifact, or the source is missing or not the one it was made from; an
-            unknown provider, or one that does not open artifacts of this target.
+        UsageError: not an artifact, or the source is missing, not the one it was made from, or has
+            other weights; an unknown provider, or one that does not open artifacts of this target.
+        NothingComparedError: the original gives nothing to compare with.
         EnvironmentProblemError: the provider cannot run it; see ``linexport.load``.
     """
     watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
     manifest, tested = reopen(Path(artifact), source, threads, trust_remote_code, watch, execution)
-    return check_again(manifest, tested, Path(artifact), seed, threads, data, watch)
+    found = check_again(manifest, tested, Path(artifact), seed, threads, data, watch)
+    if record:
+        write_outcome(Path(artifact), found)
+    return found
 
 
 def check_again(
@@ -92,7 +102,7 @@ def check_again(
     data: str | Path | None,
     watch: Stopwatch,
 ) -> Manifest:
-    """Check an artifact that is open; see ``validate``."""
+    """Check an artifact that is open, and write nothing; see ``validate``."""
     memory_map_weights(tested.loaded)
     # First of all: what a provider does not run need not be compared.
     manifest = replace(manifest, placement=placement_of(tested))
@@ -106,7 +116,7 @@ def check_again(
         manifest, failed = with_parity(manifest, tested, seed)
         if failed is not None:
             manifest = with_divergence(manifest, tested, None, folder / MODEL, failed)
-        manifest = with_library_proven(manifest, tested)
+        manifest = _with_library(manifest, tested, folder, threads, seed)
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
         if tested.states:
@@ -117,9 +127,28 @@ def check_again(
     if manifest.engines:
         with watch.stage("engines"):
             manifest = with_engines_checked(manifest, tested, folder, seed)
-    manifest = with_status(replace(manifest, seed=seed))
-    _write(folder, manifest)
-    return manifest
+    return with_status(replace(manifest, seed=seed))
+
+
+def _with_library(
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, threads: int, seed: int
+) -> Manifest:
+    """Say whether parity was that of the CPU library, or compare one that was not trusted anew."""
+    if manifest.trusts_library or tested.execution != CPU_ONLY:
+        return with_library_proven(manifest, tested)
+    opened = partial(
+        targets.find_target(manifest.target).open,
+        threads=threads,
+        taking_turns=True,
+        low_memory=True,
+        native=True,
+    )
+
+    def changed(change: Change) -> targets.InferenceSession:
+        return open_changed(folder / MODEL, change, opened)
+
+    by_library = replace(tested, open=partial(opened, folder / MODEL), open_changed=changed)
+    return with_library_checked(manifest, tested, by_library, seed)
 
 
 def _with_predictor_checked(
@@ -161,9 +190,7 @@ def _validate_quantised(
     if manifest.mtp is not None:
         with watch.stage("mtp"):
             manifest = _with_predictor_checked(manifest, tested, folder, threads, seed)
-    manifest = with_status(replace(manifest, seed=seed))
-    _write(folder, manifest)
-    return manifest
+    return with_status(replace(manifest, seed=seed))
 
 
 def bench(
@@ -195,11 +222,11 @@ def bench(
             manifest = with_measurements(manifest, tested, folder, how)
         else:
             manifest = with_throughput(manifest, tested, folder, workload, how)
-    _write(folder, manifest)
+    write_outcome(folder, manifest)
     return manifest
 
 
-def _write(folder: Path, manifest: Manifest) -> None:
+def write_outcome(folder: Path, manifest: Manifest) -> None:
     """Write the reports; a signature that was there does not hold for other ones."""
     before = _reports(folder)
     write_reports(folder, manifest)
@@ -271,6 +298,7 @@ def _original(
         )
     loaded = load_model(
         source or recorded.location,
+        seed=manifest.options.seed if manifest.options else 0,
         trust_remote_code=trust_remote_code,
         pooling=manifest.options.pooling if manifest.options else None,
         vision=manifest.vision is not None,
@@ -280,6 +308,13 @@ def _original(
         raise UsageError(
             f"{recorded.location} is of the kind {loaded.source.kind}; the manifest says "
             f"{recorded.kind}. Pass --source."
+        )
+    weights = loaded.source.weights_sha256
+    if None not in (weights, recorded.weights_sha256) and weights != recorded.weights_sha256:
+        raise UsageError(
+            f"{loaded.source.location} gives other weights than the artifact was made from: their "
+            f"SHA-256 is {weights}; the manifest says {recorded.weights_sha256}. Give the original "
+            "as --source, with the weights it had: a factory that draws them has to seed them."
         )
     if loaded.source.sha256 != recorded.sha256:
         raise UsageError(

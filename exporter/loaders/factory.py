@@ -28,7 +28,12 @@ from linexport.loaders.default_dims import (
 )
 from linexport.loaders.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
+from linexport.loaders.weights import (
+    check_finite,
+    named_tensors,
+    parameter_summary,
+    weights_digest,
+)
 
 _RETURNS = (
     "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
@@ -86,6 +91,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         location=location,
         sha256=None,
         description=parameter_summary(type(module).__name__, module),
+        weights_sha256=weights_digest(module),
     )
     if whole and is_of_transformers(module):
         from linexport.loaders.hugging_face import whole as plain

@@ -28,12 +28,14 @@ class Source:
         location: the path or ``package.module:callable`` as the user gave it.
         sha256: of the file with what belongs to it, or None for a factory.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
+        weights_sha256: of the weights that a factory gave; None for files.
     """
 
     kind: str
     location: str
     sha256: str | None
     description: str
+    weights_sha256: str | None = None
 
 
 @dataclass(frozen=True)

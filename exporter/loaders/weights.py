@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,20 @@ def _non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
         if nan or inf:
             counts = [f"{count} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count]
             yield f"{name} has {' and '.join(counts)} of {values.numel()} values"
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """Return the SHA-256 of the names and values of all weights of a module."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, torch.Tensor) or value.is_meta or is_lazy(value):
+            continue
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def named_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -52,6 +52,10 @@ def _source(source: SourceRecord) -> Iterator[str]:
     elif source.sha256 is None or not SHA256.fullmatch(source.sha256):
         yield f"$.source.sha256 is {source.sha256!r}; expected 64 hexadecimal digits"
 
+    digest = source.weights_sha256
+    if digest is not None and not SHA256.fullmatch(digest):
+        yield f"$.source.weights_sha256 is {digest!r}; expected 64 hexadecimal digits"
+
 
 def _dims(manifest: Manifest) -> Iterator[str]:
     carried = {s.past for s in manifest.states}

@@ -48,12 +48,14 @@ class SourceRecord:
         location: its path, or ``package.module:callable``, as the user gave it.
         sha256: of its files; None for a factory, which is code.
         description: one line for people.
+        weights_sha256: of the weights that a factory gave; None for files.
     """
 
     kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory"]
     location: str
     sha256: str | None
     description: str
+    weights_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
     """Source, target, files, date, seed and duration, each with its name."""
     source = manifest.source
     unhashed = "none: a factory is code, not a file" if source.kind == "factory" else ABSENT
-    digest = Cell(source.sha256, tone="code") if source.sha256 else Cell(unhashed)
+    of_weights = "of the weights" if source.sha256 is None else ""
+    known = source.sha256 or source.weights_sha256
+    digest = Cell(known, of_weights, tone="code") if known else Cell(unhashed)
     return [
         ("Model", Cell(source.description)),
         ("Target", Cell(target_name(manifest.target), _capabilities(manifest))),

@@ -134,7 +134,7 @@ def test_layers_are_chosen_where_memory_is_short_and_validate_finds_the_same(
     assert {t.method for t in record.tensors if t.bits == 4} == {"gptq"}
     assert "each layer was given what" in (tmp_path / "q" / "report.html").read_text()
     monkeypatch.undo()
-    result = cli("validate", tmp_path / "q", "--threads", "1")
+    result = cli("validate", tmp_path / "q", "--threads", "1", "--record")
     assert result.code == 0, result.err
     again = read(tmp_path / "q")
     assert again.quantisation and again.quantisation.divergence and again.quantisation.drift

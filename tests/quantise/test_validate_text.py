@@ -34,12 +34,12 @@ def test_validate_takes_the_text_of_the_conversion_again(
     assert compared(before) == compared(again) == ("texts", 420)
 
     (tmp_path / "other.txt").write_text("Other text, which is shorter. " * 40)
-    other = linexport.validate("q", source=source, threads=1, data="other.txt")
+    other = linexport.validate("q", source=source, threads=1, data="other.txt", record=True)
     assert compared(other) == ("other.txt", 300)
     assert compared(linexport.validate("q", source=source, threads=1)) == ("other.txt", 300)
 
     (tmp_path / "other.txt").write_text("Changed. " * 40)
-    result = cli("validate", "q", "--source", source, "--threads", "1")
+    result = cli("validate", "q", "--source", source, "--threads", "1", "--record")
     assert result.code == 0
     said = f"on {LIBRARY}, not other.txt as before, which has changed; --data names text"
     assert said in " ".join(result.out.split())

@@ -78,7 +78,8 @@ def test_an_engine_that_runs_is_compared_with_the_original(
     right = targets.find_target("tensorrt-rtx")
     opened = replace(right, deploy=lambda folder, manifest: OnCpu(folder, manifest, error))
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", opened)
-    manifest = linexport.validate(made, source=read(made).source.location, threads=1)
+    source = read(made).source.location
+    manifest = linexport.validate(made, source=source, threads=1, record=True)
     (engine,) = manifest.engines
     assert engine.checked is (error == 0.0)
     assert manifest.status == ("ok" if error == 0.0 else "parity_failed")
