@@ -1,0 +1,386 @@
+"""Values side by side, element by element: which tokens meet, and how far one is behind another.
+
+    x (B, T, C) with tokens P ... P+T-1      y (B, T, C) with tokens P-3 ... P+T-4
+
+meet as x_t and y_{t-3}: what is made of them has the later token, and reaches three tokens back.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, spans
+from linexport.token_flow.interpreter import Interpreter, Kind
+from linexport.token_flow.lengths import PAST, ZERO, Length, of
+from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
+from linexport.token_flow.values import SMALL, Form, MixingError, Time, Value
+
+COPIES = ("Identity", "Cast", "CastLike")
+LINEAR = ("Add", "Sub", "Mul", "Neg", "Sum", *COPIES)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Values as they meet.
+
+    Attributes:
+        values: with axes of one rank, those of tokens called by the tokens they meet.
+        axes: of what is made of them.
+        time: when it is taken.
+    """
+
+    values: list[Value]
+    axes: tuple[Axis, ...]
+    time: Time
+
+
+def elementwise(a: Interpreter, op: str, inputs: Sequence[Value]) -> Value:
+    """Return what an operator that acts on each entry makes of values.
+
+    Raises:
+        MixingError: it mixes tokens.
+    """
+    numbers = of_numbers(op, inputs)
+    if numbers is not None:
+        axes = tuple(fixed(of(size)) for size in numbers.shape)
+        return Value(axes, numbers=numbers, faults=_faults(inputs))
+    met = align(a, inputs)
+    values, axes = met.values, met.axes
+    if spans(axes) and any(_counts_past(v) for v in inputs):
+        a.note(Kind.OFFSET)
+    if op in COMPARISONS:
+        values = _compared(values, axes)
+    form = _form(op, values, axes)
+    if form is None or any(v.tokens for v in values):
+        a.check_same_everywhere(*values)
+    tokens = any(v.tokens for v in values)
+    mask = _mask(op, values, axes)
+    states = frozenset[str]()
+    if not spans(axes) and all(v.states or not v.tokens for v in inputs):
+        states = states.union(*(v.states for v in inputs))
+    made = Value(axes, None, form, mask, met.time, tokens, None, _faults(inputs), states)
+    if op not in COPIES:
+        return made
+    return replace(made, tag=inputs[0].tag, numbers=inputs[0].numbers)
+
+
+def _faults(inputs: Sequence[Value]) -> frozenset[int]:
+    return frozenset().union(*(v.faults for v in inputs))
+
+
+def _counts_past(value: Value) -> bool:
+    """Return whether a value is a number of tokens that earlier calls were fed."""
+    number = value.uniform
+    return isinstance(number, Length) and PAST in number.symbols
+
+
+def _compared(values: list[Value], axes: Sequence[Axis]) -> list[Value]:
+    """Return the difference of two values and zero, where both are linear in indices.
+
+    Positions that begin anew in every call have differences that do not.
+    """
+    difference = _form("Sub", values, axes)
+    if difference is None or len(values) != 2:
+        return values
+    first, second = values
+    tokens = first.tokens or second.tokens
+    return [
+        replace(first, axes=tuple(axes), form=difference, numbers=None, tokens=tokens),
+        replace(second, axes=((),) * len(axes), form=Form(ZERO, (0,) * len(axes)), numbers=None),
+    ]
+
+
+def align(a: Interpreter, inputs: Sequence[Value]) -> Aligned:
+    """Return values as they meet when they are broadcast.
+
+    Raises:
+        MixingError: tokens meet others, or a piece of a sequence is not enough to know which.
+    """
+    rank = max(value.rank for value in inputs)
+    values = [_with_rank(value, rank) for value in inputs]
+    axes: list[Axis] = []
+    for place in range(rank):
+        axes.append(_meet(a, values, place))
+    times = {v.time for v in values if v.uniform is None} - {Time.ALWAYS}
+    if times and spans(axes):
+        when = " and ".join(sorted(time.value for time in times))
+        raise MixingError(
+            f"gives every token what is known {when}",
+            "what a token reads of others must come through a state",
+        )
+    if len(times) > 1:
+        raise MixingError("puts values from before a call and after it together")
+    return Aligned(values, tuple(axes), next(iter(times), Time.ALWAYS))
+
+
+def _with_rank(value: Value, rank: int) -> Value:
+    """Return a value with axes of size 1 in front."""
+    missing = rank - value.rank
+    if not missing:
+        return value
+    form = value.linear()
+    if form is not None:
+        form = Form(form.number, (0,) * missing + form.by)
+    numbers = value.numbers
+    if numbers is not None:
+        numbers = numbers.reshape((1,) * missing + numbers.shape)
+    axes = ((),) * missing + value.known_axes
+    return replace(value, axes=axes, form=form, numbers=numbers)
+
+
+def _meet(a: Interpreter, values: list[Value], place: int) -> Axis:
+    """Return the axis that values have at a place, whose tokens are then called the same there."""
+    there = [(i, v.known_axes[place]) for i, v in enumerate(values) if v.known_axes[place]]
+    if not there:
+        return ()
+    different = {tuple(_place(f) for f in axis) for _, axis in there}
+    if len(different) > 1:
+        # One number everywhere is the same whatever its elements are called.
+        for i, _ in list(there):
+            if values[i].uniform is not None and len(there) > 1:
+                there = [pair for pair in there if pair[0] != i]
+    lengths = {len(axis) for _, axis in there}
+    if len(lengths) > 1:
+        raise MixingError("puts axes of tokens together that cannot be followed")
+    return tuple(
+        _factor(a, values, place, [(i, axis[n]) for i, axis in there], n)
+        for n in range(lengths.pop())
+    )
+
+
+def _place(factor: Fixed | Span) -> object:
+    return factor.place if isinstance(factor, Span) else factor
+
+
+def _factor(
+    a: Interpreter,
+    values: list[Value],
+    place: int,
+    factors: list[tuple[int, Fixed | Span]],
+    number: int,
+) -> Fixed | Span:
+    """Return the factor that several become."""
+    sizes = {factor.size for _, factor in factors}
+    if len(sizes) > 1:
+        raise MixingError("puts axes together whose sizes are not known to be the same")
+    own = [(i, f) for i, f in factors if isinstance(f, Span)]
+    others = [(i, f) for i, f in factors if isinstance(f, Fixed)]
+    if not own:
+        inside = [f for _, f in others if f.step]
+        if inside and not inside[0].aligned and len(inside) < len(others):
+            raise MixingError(
+                "reads the place of a token in a chunk, which begins anew in every call"
+            )
+        return inside[0] if inside else others[0][1]
+    if others:
+        for i, span in own:
+            values[i] = _untimed(a, values[i], place, span)
+        return others[0][1]
+    target = _target(values, own)
+    for i, span in own:
+        shift = target.start - span.start
+        if shift.terms:
+            values[i] = _shifted(a, values[i], place, number, shift)
+    met = [f for i, _ in own if (f := values[i].known_axes[place][number]) and isinstance(f, Span)]
+    latest = max(met, key=lambda f: _after(f.valid_from, target.start))
+    every = [f.rows for f in met]
+    rows = None if None in every else max(r or 0 for r in every)
+    return replace(
+        target, real=latest.real, filled_by=latest.filled_by, rows=rows, aligned=target.aligned
+    )
+
+
+def _after(token: Length, other: Length) -> float:
+    """Return how far a token is behind another; a global one, in front of a piece's, is not."""
+    distance = (token - other).number
+    return float("-inf") if distance is None else distance
+
+
+def _target(values: list[Value], own: Sequence[tuple[int, Span]]) -> Span:
+    """Return the latest of the tokens that meet, of values that depend on them."""
+    reading = [span for i, span in own if values[i].tokens]
+    target = reading[0] if reading else own[0][1]
+    for span in reading[1:]:
+        if (span.step, span.aligned) != (target.step, target.aligned):
+            raise MixingError("puts tokens and chunks of tokens together")
+        later = (span.start - target.start).number
+        if later is None:
+            raise MixingError(
+                "puts tokens of a call together with tokens counted from the first of all",
+                "how far apart they are depends on where a sequence is cut",
+            )
+        target = span if later > 0 else target
+    return target
+
+
+def _shifted(a: Interpreter, value: Value, place: int, number: int, by: Length) -> Value:
+    """Return a value whose tokens at a place are called by others."""
+    axis = value.known_axes[place]
+    span = axis[number]
+    assert isinstance(span, Span)
+    distance = by.number
+    if value.tokens:
+        if distance is None:
+            raise MixingError("meets tokens at a distance that depends on where a sequence is cut")
+        a.note(Kind.WINDOW, distance, span.rows)
+    form = value.form
+    if form is not None:
+        # What was n times token t is n times token t' - by.
+        form = Form(form.number - by * of(form.by[place]), form.by)
+    elif distance is None and value.uniform is None:
+        raise MixingError("meets tokens at a distance that depends on where a sequence is cut")
+    mask = value.mask
+    if len(value.spans) == 2 and distance is not None:
+        first = next(i for i, x in enumerate(value.known_axes) if has_tokens(x))
+        mask = mask.shifted(distance if place == first else -distance)
+    axes = list(value.known_axes)
+    axes[place] = (*axis[:number], span.shifted(by), *axis[number + 1 :])
+    return replace(value, axes=tuple(axes), form=form, mask=mask, tag=None)
+
+
+def _untimed(a: Interpreter, value: Value, place: int, span: Span) -> Value:
+    """Return a value whose few tokens at a place are no more than elements."""
+    if span.real is not None:
+        raise MixingError("reads rows that were filled in")
+    if not value.tokens or value.uniform is not None:
+        a.check_same_everywhere(value)
+        time = value.time
+    elif span.stop == a.past:
+        time = Time.BEFORE
+    elif span.stop == a.end:
+        time = Time.AFTER
+    else:
+        raise MixingError(
+            "reads tokens at the beginning of each call",
+            "what the first tokens of a sequence are must not be read by later ones",
+        )
+    axes = list(value.known_axes)
+    axes[place] = (Fixed(span.size),)
+    return replace(value, axes=tuple(axes), time=time, form=None, numbers=None, tag=None)
+
+
+def _form(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Form | None:
+    """Return the elements of a result that are linear in indices."""
+    if op not in LINEAR:
+        return None
+    forms = [v.linear() for v in values[: 1 if op == "CastLike" else None]]
+    known = [f for f in forms if f is not None]
+    if len(known) < len(forms) or not known:
+        return None
+    if op == "Mul":
+        first, second = known
+        for one, other in ((first, second), (second, first)):
+            if not any(one.by):
+                number = one.number.number
+                if number is not None:
+                    return other.times(number)
+                if not any(other.by):
+                    return Form(one.number * other.number, one.by)
+        return None
+    if op == "Neg":
+        return known[0].times(-1)
+    found = known[0]
+    for other in known[1:]:
+        found = found.plus(other, -1 if op == "Sub" else 1)
+    if any(n and len(axis) > 1 for n, axis in zip(found.by, axes, strict=True)):
+        return None
+    return found
+
+
+def _mask(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Mask:
+    """Return a result as a function of the distance between its two axes of tokens."""
+    pairs = pair_of(axes)
+    if pairs is None:
+        return Mask()
+    given = [mask_of(v, axes, pairs) for v in values[: 1 if op == "CastLike" else None]]
+    return combined(op, given)
+
+
+def pair_of(axes: Sequence[Axis]) -> tuple[int, int] | None:
+    """Return the places of two axes of tokens; None where there are others, or chunks."""
+    places = [i for i, axis in enumerate(axes) if has_tokens(axis)]
+    if len(places) != 2:
+        return None
+    own = [axes[i] for i in places]
+    whole = all(len(axis) == 1 and spans([axis])[0].step == 1 for axis in own)
+    return (places[0], places[1]) if whole else None
+
+
+def mask_of(value: Value, axes: Sequence[Axis], pair: tuple[int, int]) -> Mask:
+    """Return what is known of a value by the distance between two axes of tokens."""
+    first, second = pair
+    form = value.form
+    if form is not None and any(form.by):
+        others = [n for i, n in enumerate(form.by) if i not in pair]
+        slope, number = form.by[first], form.number.number
+        if form.by[second] == -slope and number is not None and not any(others):
+            return linear(slope, number)
+        return Mask()
+    return value.as_mask()
+
+
+def of_numbers(op: str, inputs: Sequence[Value]) -> np.ndarray | None:
+    """Return the elements of a result whose inputs are known; None where they are not computed."""
+    given = [v.numbers for v in inputs[: 1 if op == "CastLike" else None]]
+    if op not in ARITHMETIC or any(n is None for n in given):
+        return None
+    try:
+        pairs = np.broadcast(*given)
+        if pairs.size > SMALL:
+            return None
+        found = np.empty(pairs.shape, object)
+        for place, numbers in zip(np.ndindex(*pairs.shape), pairs, strict=True):
+            found[place] = ARITHMETIC[op](*numbers)
+        return found
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def _exactly(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function of numbers, for lengths that are numbers."""
+
+    def apply(*values: Length | float) -> object:
+        known = [v.number if isinstance(v, Length) else v for v in values]
+        if any(n is None for n in known):
+            raise ValueError
+        found = function(*known)
+        return of(int(found)) if all(isinstance(v, Length) for v in values) else float(found)
+
+    return apply
+
+
+def _quotient(x: Length | float, y: Length | float) -> Length | float:
+    # Integers that are divided are sizes: not below zero.
+    return x // y if isinstance(x, Length) and isinstance(y, Length) else _true(x, y)
+
+
+_true = _exactly(operator.truediv)
+
+ARITHMETIC: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(COPIES, lambda x: x),
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
+    "Div": _quotient,
+    "Mod": operator.mod,
+    "Max": _exactly(max),
+    "Min": _exactly(min),
+    "Abs": _exactly(abs),
+    "Ceil": _exactly(math.ceil),
+    "Floor": _exactly(math.floor),
+    "Sqrt": _exactly(math.sqrt),
+    "Reciprocal": _exactly(lambda x: 1 / x),
+    "Exp": _exactly(math.exp),
+    "Where": lambda c, x, y: x if _exactly(bool)(c) else y,
+    **{name: _exactly(function) for name, function in COMPARISONS.items()},
+    "Not": _exactly(lambda x: not x),
+    "And": _exactly(lambda x, y: bool(x) and bool(y)),
+    "Or": _exactly(lambda x, y: bool(x) or bool(y)),
+}
+"""Operators that act on each entry, of known numbers."""

@@ -1,0 +1,202 @@
+"""What is known of a tensor: its axes, and what its elements are functions of."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from linexport.token_flow.axes import Axis, Span, spans
+from linexport.token_flow.lengths import Length, of
+from linexport.token_flow.masks import NOTHING_KNOWN, Mask, constant
+
+SMALL = 512
+"""Elements of tensors whose values are followed."""
+
+
+class Time(enum.Enum):
+    """At which point of the stream a value without an axis of tokens is taken."""
+
+    ALWAYS = "the same in every call"
+    BEFORE = "after the tokens of earlier calls"
+    AFTER = "after the tokens of this call"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Integers that are linear in indices: a number, and a multiple of each axis' index.
+
+    The index of an axis of tokens is the token's place in the stream.
+    """
+
+    number: Length
+    by: tuple[int, ...]
+
+    def plus(self, other: Form, sign: int = 1) -> Form:
+        """Return the sum, or the difference."""
+        by = tuple(a + sign * b for a, b in zip(self.by, other.by, strict=True))
+        return Form(self.number + of(sign) * other.number, by)
+
+    def times(self, factor: int) -> Form:
+        """Return a multiple."""
+        return Form(self.number * of(factor), tuple(factor * n for n in self.by))
+
+
+@dataclass(frozen=True)
+class Tag:
+    """Which values a tensor has, wherever it is cut along its tokens.
+
+    Attributes:
+        source: what made them.
+        order: places that axes had there; None where axes were not moved.
+    """
+
+    source: object
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor as far as it is known.
+
+    Attributes:
+        axes: its axes; None where not even their number is known.
+        numbers: its elements, each a ``Length`` or a float, where there are few and they are known.
+        form: its elements, where they are linear in indices.
+        mask: its elements as a function of the distance between its two axes of tokens.
+        time: when it is taken, where it has no tokens.
+        tokens: whether it depends on the values of tokens, not on their number alone.
+        tag: which values it has.
+        faults: numbers of the nodes that mix tokens on the way to it.
+        states: names of the states it is made of alone.
+    """
+
+    axes: tuple[Axis, ...] | None
+    numbers: np.ndarray | None = None
+    form: Form | None = None
+    mask: Mask = NOTHING_KNOWN
+    time: Time = Time.ALWAYS
+    tokens: bool = False
+    tag: Tag | None = None
+    faults: frozenset[int] = frozenset()
+    states: frozenset[str] = frozenset()
+
+    @property
+    def rank(self) -> int:
+        """The number of its axes, which are known."""
+        return len(self.known_axes)
+
+    @property
+    def known_axes(self) -> tuple[Axis, ...]:
+        """Its axes.
+
+        Raises:
+            MixingError: they are not known.
+        """
+        if self.axes is None:
+            raise MixingError("reads a tensor whose shape is not known")
+        return self.axes
+
+    @property
+    def spans(self) -> list[Span]:
+        """Its factors that are tokens."""
+        return spans(self.axes or ())
+
+    @property
+    def uniform(self) -> Length | float | None:
+        """The one number that all its elements are; None where they are others, or unknown."""
+        if self.form is not None and not any(self.form.by):
+            return self.form.number
+        if self.numbers is None or not self.numbers.size:
+            return None
+        first = self.numbers.flat[0]
+        return first if all(n == first for n in self.numbers.flat) else None
+
+    def linear(self) -> Form | None:
+        """Return its elements as linear in indices, if they are."""
+        if self.form is not None or self.numbers is None:
+            return self.form
+        numbers, rank = self.numbers.copy(), self.numbers.ndim
+        for place in np.ndindex(*numbers.shape):
+            numbers[place] = whole(numbers[place])
+        if not numbers.size or any(n is None for n in numbers.flat):
+            return None
+        origin = (0,) * rank
+        steps = [
+            numbers[(*origin[:axis], 1, *origin[axis + 1 :])] - numbers[origin]
+            if size > 1
+            else of(0)
+            for axis, size in enumerate(numbers.shape)
+        ]
+        by = [step.number for step in steps]
+        if None in by:
+            return None
+        found = Form(numbers[origin], tuple(int(n or 0) for n in by))
+        places = np.ndindex(*numbers.shape)
+        same = all(numbers[p] == found.number + of(int(np.dot(p, found.by))) for p in places)
+        return found if same and len(found.by) == rank else None
+
+    def as_mask(self) -> Mask:
+        """Return what is known of it by the distance between its two axes of tokens."""
+        number = self.uniform
+        if number is not None:
+            known = number.number if isinstance(number, Length) else number
+            return NOTHING_KNOWN if known is None else constant(known)
+        return self.mask
+
+    def without_numbers(self) -> Value:
+        """Return the value of which no element is known."""
+        return replace(self, numbers=None, form=None, mask=NOTHING_KNOWN, tag=None)
+
+
+class MixingError(Exception):
+    """Why a node mixes tokens, or may do so.
+
+    Args:
+        reason: what it does.
+        advice: what would make it stream.
+        at: number of the node to blame; None for the one that is followed.
+        values: what it gives if tokens may be mixed so; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        advice: str = "",
+        at: int | None = None,
+        values: Sequence[Value] | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.advice, self.at, self.values = advice, at, values
+
+
+def whole(number: Length | float | None) -> Length | None:
+    """Return a number as a length; None of one that is not whole."""
+    if isinstance(number, Length) or number is None:
+        return number
+    return of(int(number)) if np.isfinite(number) and float(number).is_integer() else None
+
+
+def array(values: Any) -> np.ndarray:
+    """Return an object array of numbers, the integers among them as lengths."""
+    source = np.asarray(values)
+    found = np.empty(source.shape, object)
+    whole = source.dtype.kind in "iub"
+    for place in np.ndindex(*source.shape):
+        number = source[place]
+        if isinstance(number, Length):
+            found[place] = number
+        else:
+            found[place] = of(int(number)) if whole else float(number)
+    return found
+
+
+def lengths(values: Sequence[Length]) -> np.ndarray:
+    """Return an object array of lengths."""
+    found = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        found[place] = value
+    return found
