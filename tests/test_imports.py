@@ -26,6 +26,7 @@ ORDER = [
     {"loaders"},
     {"trace"},
     {"recognise"},
+    {"token_flow"},
     {"passes"},
     {"targets"},
     {"artifact"},

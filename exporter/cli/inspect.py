@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         OpRecord,
         SourceInspection,
     )
+    from linexport.manifest.proof import TokenFlowRecord
     from linexport.manifest.records import RangeRecord, SourceRecord
     from linexport.manifest.rewriting import RejectionRecord
 
@@ -98,6 +99,8 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
             console.print(
                 f"head for multi-token prediction: {head.word}, {head.detail}", markup=False
             )
+        if manifest.token_flow is not None:
+            _print_flow(manifest.token_flow, console)
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)
         _print_left(manifest.rejected, console)
@@ -141,9 +144,23 @@ def _print_findings(found: SourceInspection, console: Console) -> None:
         for name, fact in facts(one.match):
             console.print(f"  {name}: {fact}", markup=False)
     _print_left((*found.unmatched, *found.rejected), console)
-    if found.mixing:
-        mixing = ", ".join(found.mixing)
-        console.print(f"\nDoes not stream, because tokens are mixed by: {mixing}", markup=False)
+    if found.token_flow is not None:
+        console.print()
+        _print_flow(found.token_flow, console)
+
+
+def _print_flow(flow: TokenFlowRecord, console: Console) -> None:
+    """Print what nodes do along the tokens, and those of them that look back or mix tokens."""
+    from linexport.report import token_flow
+
+    console.print(f"along the tokens: {token_flow.sentence(flow)}", markup=False)
+    for node in flow.nodes:
+        if node.kind == "window":
+            rows = "all rows are kept" if node.rows is None else f"{node.rows} rows are kept"
+            console.print(f"  {node.op} {node.node} looks back {node.reach}; {rows}", markup=False)
+    if flow.mixing:
+        reason = token_flow.reason(flow)
+        console.print(f"Does not stream: {reason}", style="yellow", markup=False)
 
 
 def _print_left(found: Iterable[FoundCandidate | RejectionRecord], console: Console) -> None:

@@ -43,13 +43,11 @@ from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
+from linexport.report import token_flow
 from linexport.targets.base import uses_library
 from linexport.targets.lowering import PORTABLE
 from linexport.targets.packed_batches import refused
 from linexport.timing.latency import BRIEF
-
-NAMED = 3
-"""Operations that mix tokens, in the reason why a model does not stream."""
 
 NOT_AS_A_WHOLE = "each layer was proven in turn, and the float32 model not run as a whole"
 
@@ -227,6 +225,9 @@ def _by_layers(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str])
             job.options.seed,
             advance,
         )
+    flow = model.manifest.token_flow
+    if flow is not None and flow.mixing:
+        streaming = StreamingRecord(False, token_flow.reason(flow))
     manifest = replace(model.manifest, parity=outcome.record(), streaming=streaming)
     manifest = replace(manifest, library=parity.not_run("functions", NOT_AS_A_WHOLE))
     manifest = with_warnings(manifest, outcome.notes)
@@ -236,20 +237,20 @@ def _by_layers(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str])
 def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -> _Checked:
     """The model with states where it streams, else without; its parity is not known yet."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
-    tested = _tested(job, model.manifest, original)
+    tested, flow = _tested(job, model.manifest, original), model.manifest.token_flow
     with job.watch.stage("streaming"):
-        streaming = parity.check_streaming(tested, job.options.seed)
+        if flow is not None and flow.mixing:
+            streaming = StreamingRecord(False, token_flow.reason(flow))
+        else:
+            streaming = parity.check_streaming(tested, job.options.seed)
     if streaming.passed is False and job.target.options.packed:
         raise refused(f"it does not stream: {streaming.reason}")
     # A model's own states are inputs and outputs: they cannot be left out.
     if streaming.passed is False and original.loaded.decode_module is None:
-        reason = f"exported without state: {streaming.reason}"
-        if model.mixing:
-            reason += f". What mixes tokens: {', '.join(model.mixing[:NAMED])}"
-        streaming = StreamingRecord(None, reason)
+        streaming = StreamingRecord(None, f"exported without state: {streaming.reason}")
         model = written(job, original, with_state=False, withdrawn=withdrawn)
         tested = _tested(job, model.manifest, original)
-    manifest = replace(model.manifest, streaming=streaming)
+    manifest = replace(model.manifest, streaming=streaming, token_flow=flow)
     return _Checked(manifest, tested, model.matches, model.lengths)
 
 

@@ -16,11 +16,12 @@ from linexport.artifact import write
 from linexport.conversion.stages import Job, TracedOriginal
 from linexport.errors import BuildError, StoppedAfterPass, UsageError
 from linexport.graph import sequence_axis, states
-from linexport.graph.dims import DimRange
+from linexport.graph.dims import DimRange, sequence
 from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.graph.interface import input_records, tensor_records
 from linexport.graph.walk import count_nodes
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
+from linexport.manifest.proof import TokenFlowRecord
 from linexport.manifest.records import DimRecord, PackedRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
@@ -29,6 +30,7 @@ from linexport.system import environment
 from linexport.targets.inlined import inlined
 from linexport.targets.lowering import Choice, lower
 from linexport.targets.packed_batches import ENDS
+from linexport.token_flow import classify, flow_record
 
 TUNE_LENGTH = 1024
 
@@ -39,13 +41,11 @@ class Written:
 
     Attributes:
         manifest: of it.
-        mixing: the operations in it that mix tokens.
         lengths: dynamic sizes of what its ops take for tokens.
         matches: names of the values that fused attentions compute.
     """
 
     manifest: Manifest
-    mixing: Sequence[str]
     lengths: frozenset[str]
     matches: Sequence[str]
 
@@ -66,7 +66,6 @@ def written(
         own = original.loaded.decode_module is not None  # its states are in the graph as it is
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
         rewritten = _rewritten(job, traced, chosen, withdrawn)
-        mixing = sequence_axis.mixing(rewritten.model)
         lengths = sequence_axis.op_lengths(rewritten.model)
         model, weights = rewritten.model, rewritten.weights
         if target.prepare is not targets.unchanged:  # it may change the weights, too
@@ -84,12 +83,29 @@ def written(
         rows = lowered if target.options.packed else flat
         manifest = replace(
             manifest,
+            token_flow=_token_flow(original, rewritten.model),
             nodes=replace(manifest.nodes, artifact=count_nodes(flat.graph)),
             outputs=tensor_records(rows.graph.output),
             packed=_packed(flat.graph) if target.options.packed else None,
         )
     matches = tuple(m.where for m in rewritten.findings.matches)
-    return Written(manifest, mixing, lengths, matches)
+    return Written(manifest, lengths, matches)
+
+
+def _token_flow(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlowRecord | None:
+    """Return what the nodes of a rewritten graph do along the tokens."""
+    tokens = sequence(original.dims)
+    multiple = 1 if tokens is None else original.dims[tokens].multiple
+    return flow_record(
+        classify(model, _states(original, model), tokens, multiple), original.traced.line
+    )
+
+
+def _states(original: TracedOriginal, model: onnx.ModelProto) -> list[states.State]:
+    """Return the states of a graph: the model's own, and those that passes gave it."""
+    own = original.loaded.decode_module.states if original.loaded.decode_module else ()
+    given = [i.name for i in original.traced.graph.graph.input]
+    return [*own, *states.find_states(model, given)]
 
 
 def _rewritten(
@@ -155,8 +171,6 @@ def _manifest(
 ) -> Manifest:
     loaded, traced, findings = original.loaded, original.traced, rewritten.findings
     graph, files = model.graph, describe_files(job.folder)
-    given = [i.name for i in traced.graph.graph.input]
-    own = loaded.decode_module.states if loaded.decode_module else ()
     fused = _fused(graph)
     return Manifest(
         format=FORMAT,
@@ -171,7 +185,7 @@ def _manifest(
         warnings=(*loaded.warnings, *_length_warnings(original), *_warnings(fused)),
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
-        states=tuple(s.record() for s in (*own, *states.find_states(model, given))),
+        states=tuple(s.record() for s in _states(original, model)),
         dims={
             name: DimRecord(**vars(limits), traced=traced.example_sizes[name])
             for name, limits in original.dims.items()

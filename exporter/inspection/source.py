@@ -8,12 +8,14 @@ from pathlib import Path
 import onnx
 
 from linexport import passes, trace
-from linexport.graph import sequence_axis, states
+from linexport.graph import states
+from linexport.graph.dims import sequence
 from linexport.inspection import subgraph
 from linexport.inspection.ops import linexport_ops
 from linexport.loaders import load_model
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
 from linexport.manifest.records import RangeRecord, SourceRecord
+from linexport.token_flow import classify, flow_record
 
 REACH = 7
 """Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
@@ -28,6 +30,9 @@ def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
     rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
     findings, given = rewritten.findings, [i.name for i in traced.graph.graph.input]
     own = decode.states if decode else ()
+    held = [*own, *states.find_states(rewritten.model, given)]
+    tokens = sequence(traced.dims)
+    multiple = 1 if tokens is None else traced.dims[tokens].multiple
 
     def part(model: onnx.ModelProto, nodes: tuple[str, ...], reach: int = 1) -> GraphPart | None:
         return subgraph.around(model, nodes, reach) if drawings else None
@@ -54,8 +59,8 @@ def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
         rejected=tuple(
             FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
         ),
-        mixing=() if decode else tuple(sequence_axis.mixing(rewritten.model)),
-        states=tuple(s.record() for s in (*own, *states.find_states(rewritten.model, given))),
+        token_flow=flow_record(classify(rewritten.model, held, tokens, multiple), traced.line),
+        states=tuple(s.record() for s in held),
         ops=linexport_ops(rewritten.model),
         warnings=tuple(loaded.warnings),
     )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from linexport.manifest.matches import MatchRecord
+from linexport.manifest.proof import TokenFlowRecord
 from linexport.manifest.records import Manifest, RangeRecord, SourceRecord, StateRecord
 from linexport.manifest.schema import to_json
 
@@ -25,6 +26,8 @@ FROM_MANIFEST = (
     "rejected",
     "placement",
     "quantisation",
+    "streaming",
+    "token_flow",
 )
 """Fields of an artifact's manifest that are printed with its ops."""
 
@@ -131,7 +134,7 @@ class SourceInspection:
         matches: what was fused.
         unmatched: what looks like linear attention and is not.
         rejected: matches whose proof failed, or that were withdrawn.
-        mixing: operations that combine tokens outside of ops with a state: they prevent streaming.
+        token_flow: what nodes do along the tokens; None of a model without states.
         states: what a call hands to the next.
         ops: nodes of linexport ops after the passes.
         warnings: of loading.
@@ -144,7 +147,7 @@ class SourceInspection:
     matches: tuple[FoundMatch, ...]
     unmatched: tuple[FoundCandidate, ...]
     rejected: tuple[FoundCandidate, ...]
-    mixing: tuple[str, ...]
+    token_flow: TokenFlowRecord | None
     states: tuple[StateRecord, ...]
     ops: tuple[OpRecord, ...]
     warnings: tuple[str, ...]
@@ -159,7 +162,7 @@ class SourceInspection:
             "matches": [match.to_json() for match in self.matches],
             "unmatched": [one.to_json() for one in self.unmatched],
             "rejected": [one.to_json() for one in self.rejected],
-            "mixing": list(self.mixing),
+            "token_flow": None if self.token_flow is None else asdict(self.token_flow),
             "states": [asdict(state) for state in self.states],
             "ops": [op.to_json() for op in self.ops],
             "warnings": list(self.warnings),

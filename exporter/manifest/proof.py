@@ -215,6 +215,57 @@ class ParityRecord:
 
 
 @dataclass(frozen=True)
+class TokenNodeRecord:
+    """A node that looks back by a number of tokens, or mixes tokens.
+
+    Attributes:
+        node: its name.
+        op: its operator; "Gather in Scan" in the body of another.
+        kind: "window" looks back no further than there are rows of past tokens; "stateful" does so
+            by a state of an op; "mixing" gives other values than in the whole sequence, or cannot
+            be read.
+        reach: how many tokens behind its own it looks; None where that is not known.
+        rows: rows of past tokens that there are for it; None for all.
+        line: source line of the model's author, where it is known.
+        reason: why it mixes tokens; None where it does not.
+        advice: what would make it stream, where that is known.
+    """
+
+    node: str
+    op: str
+    kind: Literal["stateful", "window", "mixing"]
+    reach: int | None
+    rows: int | None
+    line: str | None
+    reason: str | None = None
+    advice: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenFlowRecord:
+    """The nodes on ways from tokens to outputs, counted by what they do along the tokens.
+
+    Attributes:
+        tokenwise: nodes that work on each token alone.
+        stateful: nodes that carry a state.
+        offset: nodes that count positions from the tokens of earlier calls.
+        window: nodes that look back no further than there are rows of past tokens.
+        mixing: nodes that mix tokens otherwise; states are exported only if there are none.
+        nodes: those that look back by a number of tokens, and those that mix tokens.
+        reaches: how far nodes look back, and other numbers used along the tokens: streaming is
+            tried past twice each.
+    """
+
+    tokenwise: int
+    stateful: int
+    offset: int
+    window: int
+    mixing: int
+    nodes: tuple[TokenNodeRecord, ...]
+    reaches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class StreamingRecord:
     """A sequence fed in pieces beside the same sequence fed whole.
 

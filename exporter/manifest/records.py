@@ -23,7 +23,12 @@ from linexport.manifest.measured import (
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.prepared import PreparedRecord
-from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
+from linexport.manifest.proof import (
+    LibraryRecord,
+    ParityRecord,
+    StreamingRecord,
+    TokenFlowRecord,
+)
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, PassRecord, RejectionRecord
 
@@ -304,6 +309,8 @@ class Manifest:
         mtp: the head that proposes tokens from the model's hidden states; None without one.
         packed: the graph's own interface where its calls take sequences side by side, and
             linexport's rows of one length; None where the two are one.
+        token_flow: what its nodes do along the tokens; None for a model without states, and for
+            artifacts that were made before that was known.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -355,6 +362,7 @@ class Manifest:
     prepared: PreparedRecord | None = None
     mtp: PredictorRecord | None = None
     packed: PackedRecord | None = None
+    token_flow: TokenFlowRecord | None = None
 
     @property
     def failure(self) -> str:
@@ -379,6 +387,7 @@ class Manifest:
             vision=None,
             mtp=None,
             packed=None,
+            token_flow=None,
         )
 
     @property

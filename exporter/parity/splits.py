@@ -49,7 +49,7 @@ class Split:
 
     @property
     def compares(self) -> bool:
-        """Whether two different runs are compared."""
+        """Return whether two different runs are compared."""
         return self.calls != self.pieces
 
 

@@ -12,6 +12,7 @@ from linexport.plugins.ops import (
     generalized_delta_rule,
     linear_attention,
 )
+from linexport.report import token_flow
 from linexport.report.matches import facts, summary
 from linexport.report.page import template
 from linexport.report.subgraph_drawing import drawing
@@ -19,8 +20,6 @@ from linexport.report.text import count
 
 WIDEST_PAIR = 1500
 """Units of two drawings side by side; wider ones would be too small to read."""
-
-NAMED = 3
 
 FUSED = {op.OP.name for op in (diagonal_state_space, generalized_delta_rule, linear_attention)}
 """Ops that take the place of a match."""
@@ -58,8 +57,8 @@ def sentence(found: SourceInspection) -> str:
 
 def streaming(found: SourceInspection) -> str:
     """Return in words whether the model can stream, known before any split is tried."""
-    if found.mixing:
-        return f"prevented by {', '.join(found.mixing[:NAMED])}"
+    if found.token_flow is not None and found.token_flow.mixing:
+        return f"prevented: {token_flow.reason(found.token_flow)}"
     return "nothing prevents it" if found.states else "there is no state to carry"
 
 

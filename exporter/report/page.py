@@ -14,7 +14,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import ParityRecord
 from linexport.manifest.quantisation import QuantisationRecord
-from linexport.report import matches, measured, quantisation, snippet, tables
+from linexport.report import matches, measured, quantisation, snippet, tables, token_flow
 from linexport.report.error_histogram import error_histogram
 from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
@@ -125,6 +125,8 @@ def _checked(manifest: Manifest) -> dict[str, Any]:
         "streaming": streaming_check(manifest),
         "quantised": manifest.quantisation and _quantised(manifest.quantisation),
         "splits": streaming and measured.splits(streaming),
+        "flow": manifest.token_flow and token_flow.sentence(manifest.token_flow),
+        "flow_nodes": token_flow.table(manifest.token_flow),
     }
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, spans
-from linexport.token_flow.interpreter import Interpreter, Kind
+from linexport.token_flow.interpreter import FlowKind, Interpreter
 from linexport.token_flow.lengths import PAST, ZERO, Length, of
 from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
-from linexport.token_flow.values import SMALL, Form, MixingError, Time, Value
+from linexport.token_flow.values import SMALL, Affine, MixingError, Time, TokenValue
 
 COPIES = ("Identity", "Cast", "CastLike")
 LINEAR = ("Add", "Sub", "Mul", "Neg", "Sum", *COPIES)
@@ -34,12 +34,12 @@ class Aligned:
         time: when it is taken.
     """
 
-    values: list[Value]
+    values: list[TokenValue]
     axes: tuple[Axis, ...]
     time: Time
 
 
-def elementwise(a: Interpreter, op: str, inputs: Sequence[Value]) -> Value:
+def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenValue:
     """Return what an operator that acts on each entry makes of values.
 
     Raises:
@@ -48,11 +48,11 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[Value]) -> Value:
     numbers = of_numbers(op, inputs)
     if numbers is not None:
         axes = tuple(fixed(of(size)) for size in numbers.shape)
-        return Value(axes, numbers=numbers, faults=_faults(inputs))
+        return TokenValue(axes, numbers=numbers, faults=_faults(inputs))
     met = align(a, inputs)
     values, axes = met.values, met.axes
     if spans(axes) and any(_counts_past(v) for v in inputs):
-        a.note(Kind.OFFSET)
+        a.note(FlowKind.OFFSET)
     if op in COMPARISONS:
         values = _compared(values, axes)
     form = _form(op, values, axes)
@@ -63,23 +63,23 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[Value]) -> Value:
     states = frozenset[str]()
     if not spans(axes) and all(v.states or not v.tokens for v in inputs):
         states = states.union(*(v.states for v in inputs))
-    made = Value(axes, None, form, mask, met.time, tokens, None, _faults(inputs), states)
+    made = TokenValue(axes, None, form, mask, met.time, tokens, None, _faults(inputs), states)
     if op not in COPIES:
         return made
     return replace(made, tag=inputs[0].tag, numbers=inputs[0].numbers)
 
 
-def _faults(inputs: Sequence[Value]) -> frozenset[int]:
+def _faults(inputs: Sequence[TokenValue]) -> frozenset[int]:
     return frozenset().union(*(v.faults for v in inputs))
 
 
-def _counts_past(value: Value) -> bool:
+def _counts_past(value: TokenValue) -> bool:
     """Return whether a value is a number of tokens that earlier calls were fed."""
     number = value.uniform
     return isinstance(number, Length) and PAST in number.symbols
 
 
-def _compared(values: list[Value], axes: Sequence[Axis]) -> list[Value]:
+def _compared(values: list[TokenValue], axes: Sequence[Axis]) -> list[TokenValue]:
     """Return the difference of two values and zero, where both are linear in indices.
 
     Positions that begin anew in every call have differences that do not.
@@ -91,11 +91,11 @@ def _compared(values: list[Value], axes: Sequence[Axis]) -> list[Value]:
     tokens = first.tokens or second.tokens
     return [
         replace(first, axes=tuple(axes), form=difference, numbers=None, tokens=tokens),
-        replace(second, axes=((),) * len(axes), form=Form(ZERO, (0,) * len(axes)), numbers=None),
+        replace(second, axes=((),) * len(axes), form=Affine(ZERO, (0,) * len(axes)), numbers=None),
     ]
 
 
-def align(a: Interpreter, inputs: Sequence[Value]) -> Aligned:
+def align(a: Interpreter, inputs: Sequence[TokenValue]) -> Aligned:
     """Return values as they meet when they are broadcast.
 
     Raises:
@@ -118,14 +118,14 @@ def align(a: Interpreter, inputs: Sequence[Value]) -> Aligned:
     return Aligned(values, tuple(axes), next(iter(times), Time.ALWAYS))
 
 
-def _with_rank(value: Value, rank: int) -> Value:
+def _with_rank(value: TokenValue, rank: int) -> TokenValue:
     """Return a value with axes of size 1 in front."""
     missing = rank - value.rank
     if not missing:
         return value
     form = value.linear()
     if form is not None:
-        form = Form(form.number, (0,) * missing + form.by)
+        form = Affine(form.number, (0,) * missing + form.by)
     numbers = value.numbers
     if numbers is not None:
         numbers = numbers.reshape((1,) * missing + numbers.shape)
@@ -133,7 +133,7 @@ def _with_rank(value: Value, rank: int) -> Value:
     return replace(value, axes=axes, form=form, numbers=numbers)
 
 
-def _meet(a: Interpreter, values: list[Value], place: int) -> Axis:
+def _meet(a: Interpreter, values: list[TokenValue], place: int) -> Axis:
     """Return the axis that values have at a place, whose tokens are then called the same there."""
     there = [(i, v.known_axes[place]) for i, v in enumerate(values) if v.known_axes[place]]
     if not there:
@@ -159,7 +159,7 @@ def _place(factor: Fixed | Span) -> object:
 
 def _factor(
     a: Interpreter,
-    values: list[Value],
+    values: list[TokenValue],
     place: int,
     factors: list[tuple[int, Fixed | Span]],
     number: int,
@@ -201,7 +201,7 @@ def _after(token: Length, other: Length) -> float:
     return float("-inf") if distance is None else distance
 
 
-def _target(values: list[Value], own: Sequence[tuple[int, Span]]) -> Span:
+def _target(values: list[TokenValue], own: Sequence[tuple[int, Span]]) -> Span:
     """Return the latest of the tokens that meet, of values that depend on them."""
     reading = [span for i, span in own if values[i].tokens]
     target = reading[0] if reading else own[0][1]
@@ -218,7 +218,7 @@ def _target(values: list[Value], own: Sequence[tuple[int, Span]]) -> Span:
     return target
 
 
-def _shifted(a: Interpreter, value: Value, place: int, number: int, by: Length) -> Value:
+def _shifted(a: Interpreter, value: TokenValue, place: int, number: int, by: Length) -> TokenValue:
     """Return a value whose tokens at a place are called by others."""
     axis = value.known_axes[place]
     span = axis[number]
@@ -227,11 +227,11 @@ def _shifted(a: Interpreter, value: Value, place: int, number: int, by: Length) 
     if value.tokens:
         if distance is None:
             raise MixingError("meets tokens at a distance that depends on where a sequence is cut")
-        a.note(Kind.WINDOW, distance, span.rows)
+        a.note(FlowKind.WINDOW, distance, span.rows)
     form = value.form
     if form is not None:
         # What was n times token t is n times token t' - by.
-        form = Form(form.number - by * of(form.by[place]), form.by)
+        form = Affine(form.number - by * of(form.by[place]), form.by)
     elif distance is None and value.uniform is None:
         raise MixingError("meets tokens at a distance that depends on where a sequence is cut")
     mask = value.mask
@@ -243,7 +243,7 @@ def _shifted(a: Interpreter, value: Value, place: int, number: int, by: Length) 
     return replace(value, axes=tuple(axes), form=form, mask=mask, tag=None)
 
 
-def _untimed(a: Interpreter, value: Value, place: int, span: Span) -> Value:
+def _untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> TokenValue:
     """Return a value whose few tokens at a place are no more than elements."""
     if span.real is not None:
         raise MixingError("reads rows that were filled in")
@@ -264,7 +264,7 @@ def _untimed(a: Interpreter, value: Value, place: int, span: Span) -> Value:
     return replace(value, axes=tuple(axes), time=time, form=None, numbers=None, tag=None)
 
 
-def _form(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Form | None:
+def _form(op: str, values: Sequence[TokenValue], axes: Sequence[Axis]) -> Affine | None:
     """Return the elements of a result that are linear in indices."""
     if op not in LINEAR:
         return None
@@ -280,7 +280,7 @@ def _form(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Form | None
                 if number is not None:
                     return other.times(number)
                 if not any(other.by):
-                    return Form(one.number * other.number, one.by)
+                    return Affine(one.number * other.number, one.by)
         return None
     if op == "Neg":
         return known[0].times(-1)
@@ -292,7 +292,7 @@ def _form(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Form | None
     return found
 
 
-def _mask(op: str, values: Sequence[Value], axes: Sequence[Axis]) -> Mask:
+def _mask(op: str, values: Sequence[TokenValue], axes: Sequence[Axis]) -> Mask:
     """Return a result as a function of the distance between its two axes of tokens."""
     pairs = pair_of(axes)
     if pairs is None:
@@ -311,7 +311,7 @@ def pair_of(axes: Sequence[Axis]) -> tuple[int, int] | None:
     return (places[0], places[1]) if whole else None
 
 
-def mask_of(value: Value, axes: Sequence[Axis], pair: tuple[int, int]) -> Mask:
+def mask_of(value: TokenValue, axes: Sequence[Axis], pair: tuple[int, int]) -> Mask:
     """Return what is known of a value by the distance between two axes of tokens."""
     first, second = pair
     form = value.form
@@ -324,7 +324,7 @@ def mask_of(value: Value, axes: Sequence[Axis], pair: tuple[int, int]) -> Mask:
     return value.as_mask()
 
 
-def of_numbers(op: str, inputs: Sequence[Value]) -> np.ndarray | None:
+def of_numbers(op: str, inputs: Sequence[TokenValue]) -> np.ndarray | None:
     """Return the elements of a result whose inputs are known; None where they are not computed."""
     given = [v.numbers for v in inputs[: 1 if op == "CastLike" else None]]
     if op not in ARITHMETIC or any(n is None for n in given):

@@ -1,4 +1,4 @@
-"""What each node of a graph does along the tokens, and so whether the graph streams.
+"""Classification of the nodes of a graph by what they do along the tokens.
 
 A graph streams if no node mixes tokens on the way from its inputs to its outputs but by states,
 rows of earlier tokens among them, and each state that it gives is the one that it takes.
@@ -7,8 +7,8 @@ rows of earlier tokens among them, and each state that it gives is the one that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -17,15 +17,16 @@ from linexport.graph import sequence_axis
 from linexport.graph.states import LENGTH, State
 from linexport.token_flow import rules
 from linexport.token_flow.axes import size_of, span_of
-from linexport.token_flow.interpreter import Followed, Interpreter, Kind
+from linexport.token_flow.constants import along_tokens
+from linexport.token_flow.interpreter import FlowKind, Followed, Interpreter
 from linexport.token_flow.lengths import of
-from linexport.token_flow.values import Tag, Time, Value
+from linexport.token_flow.values import Tag, Time, TokenValue
 
 assert rules
 
 
 @dataclass(frozen=True)
-class Placed:
+class FlowNode:
     """A node that reaches back, or mixes tokens.
 
     Attributes:
@@ -35,15 +36,17 @@ class Placed:
         reach: how many tokens behind its own it looks; None where that is not known.
         rows: rows of past tokens that there are for it; None for all.
         reason, advice: why it mixes tokens, and what would make it stream.
+        near: names of the node, of what it gives, and of the nodes before it, the nearest first.
     """
 
     node: str
     op: str
-    kind: Kind
+    kind: FlowKind
     reach: int | None = None
     rows: int | None = None
     reason: str = ""
     advice: str = ""
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,44 +56,56 @@ class Classification:
     Attributes:
         counts: how many there are of each kind.
         placed: those that reach back by a number of tokens, or mix tokens.
+        constants: numbers that the graph uses along its tokens, see ``constants``.
     """
 
-    counts: dict[Kind, int]
-    placed: tuple[Placed, ...]
+    counts: dict[FlowKind, int]
+    placed: tuple[FlowNode, ...]
+    constants: tuple[int, ...] = ()
 
     @property
-    def mixing(self) -> tuple[Placed, ...]:
+    def mixing(self) -> tuple[FlowNode, ...]:
         """The nodes that mix tokens."""
-        return tuple(one for one in self.placed if one.kind == Kind.MIXING)
+        return tuple(one for one in self.placed if one.kind == FlowKind.MIXING)
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """How far nodes look back, each number once."""
-        return tuple(sorted({one.reach for one in self.placed if one.reach}))
+        """How far nodes look back, or may do so, each number once."""
+        return tuple(sorted({*self.constants, *(one.reach for one in self.placed if one.reach)}))
 
+
+NEAR = 12
+"""Nodes before another that are searched for a line of the model's author."""
 
 NOTHING = Classification({}, ())
 
 
 def classify(
-    model: onnx.ModelProto, states: Collection[State], multiple: int = 1
+    model: onnx.ModelProto,
+    states: Collection[State],
+    tokens: str | None = None,
+    multiple: int = 1,
 ) -> Classification:
     """Return what each node does that is on a way from tokens to an output.
 
     Args:
         model: after the passes that give states, before it is lowered.
         states: of it; without any, nothing is carried and all is one sequence.
+        tokens: the size of the axis of tokens, where no node with a state tells it.
         multiple: what the number of tokens is a multiple of.
     """
-    graph = gs.import_onnx(model)
-    tokens = sequence_axis.symbol(graph)
-    if tokens is None or not states:
+    if not states:
         return NOTHING
+    graph = gs.import_onnx(model)
+    tokens = sequence_axis.symbol(graph) or tokens
+    if tokens is None or not any(tokens in (t.shape or ()) for t in graph.inputs):
+        unknown = FlowNode("", "", FlowKind.MIXING, reason="no input is known to have the tokens")
+        return Classification({FlowKind.MIXING: 1}, (unknown,))
     a = Interpreter(graph, tokens, states, multiple)
     a.run()
     turned = {number for number, value in a.turns.items() if value in a.turned}
     faults = {number: node for number, node in _faults(a) if number not in turned}
-    return _classified(a, faults)
+    return replace(_classified(a, faults), constants=along_tokens(graph, tokens))
 
 
 def _faults(a: Interpreter) -> Iterator[tuple[int, Followed]]:
@@ -106,12 +121,12 @@ def _faults(a: Interpreter) -> Iterator[tuple[int, Followed]]:
         if reason and made is not None and not value.faults:
             place, text = reason
             number = made if place is None else place
-            a.followed[number].kind = Kind.MIXING
+            a.followed[number].kind = FlowKind.MIXING
             a.followed[number].reason = a.followed[number].reason or text
             yield number, a.followed[number]
 
 
-def _output_fault(a: Interpreter, value: Value) -> tuple[int | None, str] | None:
+def _output_fault(a: Interpreter, value: TokenValue) -> tuple[int | None, str] | None:
     """Return why an output is not what it is in the whole sequence, and which node is to blame."""
     if not value.tokens:
         return (None, "depends on the length of a call") if a.depends_on_piece(value) else None
@@ -140,7 +155,7 @@ def _output_fault(a: Interpreter, value: Value) -> tuple[int | None, str] | None
     return None
 
 
-def _state_fault(a: Interpreter, state: State, value: Value) -> tuple[int | None, str] | None:
+def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int | None, str] | None:
     """Return why a state is not the one that it continues."""
     if state.past in a.carried:
         return None
@@ -168,24 +183,24 @@ def _state_fault(a: Interpreter, state: State, value: Value) -> tuple[int | None
 def _classified(a: Interpreter, faults: dict[int, Followed]) -> Classification:
     """Count nodes by what they do, and name those that reach back or mix tokens."""
     reached = _reached(a)
-    kinds: dict[int, Kind] = {}
-    placed: dict[tuple[int, Kind], Placed] = {}
-    order = list(Kind)
+    kinds: dict[int, FlowKind] = {}
+    placed: dict[tuple[int, FlowKind], FlowNode] = {}
+    order = list(FlowKind)
     for number, found in enumerate(a.followed):
         mixing = number in faults
         if not mixing and (number not in reached or not found.tokens):
             continue
-        kind = Kind.MIXING if mixing else found.kind
-        kind = Kind.TOKENWISE if kind == Kind.MIXING and not mixing else kind
+        kind = FlowKind.MIXING if mixing else found.kind
+        kind = FlowKind.TOKENWISE if kind == FlowKind.MIXING and not mixing else kind
         outer = id(found.outer)
-        kinds[outer] = max(kinds.get(outer, Kind.TOKENWISE), kind, key=order.index)
+        kinds[outer] = max(kinds.get(outer, FlowKind.TOKENWISE), kind, key=order.index)
         if mixing or found.reach:
-            placed[id(found.node), kind] = _placed(found, kind)
-    offsets = [f for f in a.followed if f.kind == Kind.OFFSET]
+            placed[id(found.node), kind] = _placed(found, kind, _near(a, number))
+    offsets = [f for f in a.followed if f.kind == FlowKind.OFFSET]
     for found in offsets:
-        kinds[id(found.outer)] = Kind.OFFSET
+        kinds[id(found.outer)] = FlowKind.OFFSET
     counts = Counter(kinds.values())
-    return Classification({kind: counts[kind] for kind in Kind}, tuple(placed.values()))
+    return Classification({kind: counts[kind] for kind in FlowKind}, tuple(placed.values()))
 
 
 def _reached(a: Interpreter) -> set[int]:
@@ -199,11 +214,24 @@ def _reached(a: Interpreter) -> set[int]:
     return found
 
 
-def _placed(found: Followed, kind: Kind) -> Placed:
+def _near(a: Interpreter, number: int) -> tuple[str, ...]:
+    """Return names of a node, of what it gives, and of the nodes before it."""
+    found, todo = dict[int, None](), [number]
+    while todo and len(found) < NEAR:
+        todo = [n for n in todo if n not in found]
+        found |= dict.fromkeys(todo)
+        todo = [before for n in todo for before in sorted(a.followed[n].reads)]
+    nodes = [a.followed[n] for n in found]
+    return tuple(
+        name for f in nodes for name in (f.node.name, *(o.name for o in f.node.outputs)) if name
+    )
+
+
+def _placed(found: Followed, kind: FlowKind, near: tuple[str, ...]) -> FlowNode:
     inner = found.node is not found.outer
     op = f"{found.node.op} in {found.outer.op}" if inner else found.node.op
-    mixing = kind == Kind.MIXING
-    return Placed(
+    mixing = kind == FlowKind.MIXING
+    return FlowNode(
         found.outer.name,
         op,
         kind,
@@ -211,9 +239,5 @@ def _placed(found: Followed, kind: Kind) -> Placed:
         found.rows if found.reach else 0,
         found.reason if mixing else "",
         found.advice if mixing else "",
+        near,
     )
-
-
-def named(nodes: Sequence[Placed], most: int) -> str:
-    """Return nodes as text: operator, name and reason."""
-    return "; ".join(f"{one.op} {one.node} {one.reason}".strip() for one in nodes[:most])

@@ -18,9 +18,9 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from linexport.graph.states import State
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, spans
 from linexport.token_flow.lengths import PAST, Length, of, parse, symbol
-from linexport.token_flow.values import SMALL, MixingError, Tag, Time, Value, array
+from linexport.token_flow.values import SMALL, MixingError, Tag, Time, TokenValue, array
 
-Rule = Callable[["Interpreter", gs.Node], "Sequence[Value]"]
+Rule = Callable[["Interpreter", gs.Node], "Sequence[TokenValue]"]
 """Gives the values of a node's outputs, in order; raises ``MixingError``."""
 
 RULES: dict[str, Rule] = {}
@@ -29,8 +29,8 @@ RULES: dict[str, Rule] = {}
 STANDARD = (None, "", "ai.onnx")
 
 
-class Kind(enum.Enum):
-    """What a node does along the tokens."""
+class FlowKind(enum.Enum):
+    """Kind of work that a node does along the tokens."""
 
     TOKENWISE = "tokenwise"
     STATEFUL = "stateful"
@@ -56,7 +56,7 @@ class Followed:
 
     node: gs.Node
     outer: gs.Node
-    kind: Kind = Kind.TOKENWISE
+    kind: FlowKind = FlowKind.TOKENWISE
     reach: int | None = None
     rows: int | None = None
     reason: str = ""
@@ -70,7 +70,7 @@ class Join:
     """Rows of a state in front of the tokens of a call."""
 
     node: int
-    value: Value
+    value: TokenValue
     order: tuple[int, ...] | None
     axis: int
 
@@ -108,9 +108,9 @@ class Interpreter:
         self, graph: gs.Graph, tokens: str, states: Collection[State], multiple: int = 1
     ) -> None:
         self.graph = graph
-        self._sizes = (
-            {tokens: of(multiple) * symbol(f"{tokens}/{multiple}")} if multiple > 1 else {}
-        )
+        self._sizes: dict[str, Length] = {}
+        if multiple > 1 and tokens.isidentifier():
+            self._sizes[tokens] = of(multiple) * symbol(f"{tokens}/{multiple}")
         self.piece = self.size(tokens)
         ((_, multiple),) = self.piece.terms
         self.past = of(multiple) * symbol(PAST)
@@ -123,7 +123,7 @@ class Interpreter:
         self.carried: set[str] = set()
         self.turns: dict[int, str] = {}
         self.turned: set[str] = set()
-        self._values: list[dict[str, Value]] = [{}]
+        self._values: list[dict[str, TokenValue]] = [{}]
         self._makers: list[dict[str, int]] = [{}]
         self._at: list[int] = []
         self._outer: gs.Node | None = None
@@ -157,18 +157,18 @@ class Interpreter:
         """The tokens of a call."""
         return Span(self.past, self.end)
 
-    def value(self, tensor: gs.Tensor) -> Value:
+    def value(self, tensor: gs.Tensor) -> TokenValue:
         """Return what is known of a tensor."""
         for scope in reversed(self._values):
             if tensor.name in scope:
                 return scope[tensor.name]
         return self._stored(tensor)
 
-    def inputs(self, node: gs.Node) -> list[Value]:
+    def inputs(self, node: gs.Node) -> list[TokenValue]:
         """Return the values of a node's inputs that are there."""
         return [self.value(t) for t in node.inputs if not t.is_empty()]
 
-    def optional(self, node: gs.Node, place: int) -> Value | None:
+    def optional(self, node: gs.Node, place: int) -> TokenValue | None:
         """Return the value of an input, None where it is left out."""
         there = len(node.inputs) > place and not node.inputs[place].is_empty()
         return self.value(node.inputs[place]) if there else None
@@ -229,34 +229,34 @@ class Interpreter:
             raise MixingError("makes an axis whose size is not known")
         return self.size(stated)
 
-    def stated(self, tensor: gs.Tensor, faults: frozenset[int] = frozenset()) -> Value:
+    def stated(self, tensor: gs.Tensor, faults: frozenset[int] = frozenset()) -> TokenValue:
         """Return a value of which nothing is known but the shape that the graph states."""
         shape = tensor.shape
         if shape is None or any(size in (None, "") for size in shape):
-            return Value(None, tokens=True, faults=faults)
+            return TokenValue(None, tokens=True, faults=faults)
         axes = tuple(self.axis_of(self.size(size)) for size in shape)
-        return Value(axes, tokens=True, faults=faults)
+        return TokenValue(axes, tokens=True, faults=faults)
 
     def size(self, stated: int | str) -> Length:
         """Return a size that the graph states."""
         return parse(stated, self._sizes)
 
-    def note(self, kind: Kind, reach: int | None = None, rows: int | None = 0) -> None:
+    def note(self, kind: FlowKind, reach: int | None = None, rows: int | None = 0) -> None:
         """Say what the node that is followed does besides what was said of it."""
-        own, order = self.own, list(Kind)
+        own, order = self.own, list(FlowKind)
         if reach is not None and reach >= (own.reach or 0):
             own.reach, own.rows = reach, rows
         if order.index(kind) > order.index(own.kind):
             own.kind = kind
 
-    def depends_on_piece(self, value: Value) -> bool:
+    def depends_on_piece(self, value: TokenValue) -> bool:
         """Return whether known elements depend on where a sequence is cut."""
         if value.form is not None:
             return bool(value.form.number.symbols & self.symbols)
         numbers = () if value.numbers is None else value.numbers.flat
         return any(isinstance(n, Length) and n.symbols & self.symbols for n in numbers)
 
-    def check_same_everywhere(self, *values: Value) -> None:
+    def check_same_everywhere(self, *values: TokenValue) -> None:
         """Check that elements do not depend on where a sequence is cut.
 
         Raises:
@@ -298,7 +298,7 @@ class Interpreter:
             maker for t in self._read(node) for maker in [self.maker(t.name)] if maker is not None
         }
 
-    def follow_body(self, body: gs.Graph, given: Mapping[str, Value]) -> list[Value]:
+    def follow_body(self, body: gs.Graph, given: Mapping[str, TokenValue]) -> list[TokenValue]:
         """Follow the nodes of a body; return what it gives."""
         self._values.append(dict(given))
         self._makers.append({})
@@ -311,7 +311,7 @@ class Interpreter:
         self._makers.pop()
         return found
 
-    def captured(self, body: gs.Graph) -> list[Value]:
+    def captured(self, body: gs.Graph) -> list[TokenValue]:
         """Return the values around a body that it reads."""
         inside = {t.name for t in body.inputs} | {o.name for n in body.nodes for o in n.outputs}
         read = (t for node in body.nodes for t in self._read(node))
@@ -329,7 +329,7 @@ class Interpreter:
         """Return the number of the node that makes a value; None of inputs and constants."""
         return next((scope[name] for scope in reversed(self._makers) if name in scope), None)
 
-    def _keep(self, tensor: gs.Tensor, value: Value, number: int) -> None:
+    def _keep(self, tensor: gs.Tensor, value: TokenValue, number: int) -> None:
         if tensor.is_empty():
             return
         if value.tag is None:
@@ -337,10 +337,12 @@ class Interpreter:
         self._values[-1][tensor.name] = value
         self._makers[-1][tensor.name] = number
 
-    def _faulty(self, node: gs.Node, inputs: Sequence[Value], fault: MixingError) -> list[Value]:
+    def _faulty(
+        self, node: gs.Node, inputs: Sequence[TokenValue], fault: MixingError
+    ) -> list[TokenValue]:
         number = self.number if fault.at is None else fault.at
         blamed = self.followed[number]
-        blamed.kind = Kind.MIXING
+        blamed.kind = FlowKind.MIXING
         blamed.reason, blamed.advice = blamed.reason or str(fault), blamed.advice or fault.advice
         faults = frozenset({number}).union(*(v.faults for v in inputs))
         if fault.values is not None:
@@ -350,29 +352,29 @@ class Interpreter:
             return [replace(self.stated(t, faults), tokens=False) for t in node.outputs]
         return [self.stated(t, faults) for t in node.outputs]
 
-    def _given(self, tensor: gs.Tensor) -> Value:
+    def _given(self, tensor: gs.Tensor) -> TokenValue:
         """Return the value of an input of the graph."""
         state = self.states.get(tensor.name)
         shape = tensor.shape
         if shape is None:
-            return Value(None, tokens=True)
+            return TokenValue(None, tokens=True)
         if state is None:
             axes = tuple(self.axis_of(self.size(size)) for size in shape)
-            return Value(axes, tokens=bool(spans(axes)))
+            return TokenValue(axes, tokens=bool(spans(axes)))
         axes = tuple(fixed(self.size(size)) for size in shape)
-        found = Value(axes, time=Time.BEFORE, tokens=True, states=frozenset({tensor.name}))
+        found = TokenValue(axes, time=Time.BEFORE, tokens=True, states=frozenset({tensor.name}))
         if state.op == POSITIONS:
             return replace(found, numbers=array([self.past]), time=Time.ALWAYS, tokens=False)
         return replace(found, tag=Tag(tensor.name))
 
-    def _stored(self, tensor: gs.Tensor) -> Value:
+    def _stored(self, tensor: gs.Tensor) -> TokenValue:
         """Return the value of a constant."""
         if not isinstance(tensor, gs.Constant):
-            return Value(None, tokens=True)
+            return TokenValue(None, tokens=True)
         axes = tuple(fixed(of(size)) for size in tensor.shape)
         small = np.prod(tensor.shape, dtype=np.int64) <= SMALL
         values = tensor.values if small and not is_external(tensor) else None
-        found = Value(axes, tag=Tag(tensor.name))
+        found = TokenValue(axes, tag=Tag(tensor.name))
         if values is None or values.dtype.kind not in "iubf":
             return found
         return replace(found, numbers=array(values))

@@ -64,7 +64,7 @@ class Length:
 
     @property
     def is_at_least_zero(self) -> bool:
-        """Whether it is so for all sizes that are not negative."""
+        """Return whether it is so for all sizes that are not negative."""
         return all(coefficient >= 0 for _, coefficient in self.terms)
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of a tensor: its axes, and what its elements are functions of."""
+"""Abstract values of tensors: their axes, and what their elements are functions of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Time(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Form:
+class Affine:
     """Integers that are linear in indices: a number, and a multiple of each axis' index.
 
     The index of an axis of tokens is the token's place in the stream.
@@ -35,14 +35,14 @@ class Form:
     number: Length
     by: tuple[int, ...]
 
-    def plus(self, other: Form, sign: int = 1) -> Form:
+    def plus(self, other: Affine, sign: int = 1) -> Affine:
         """Return the sum, or the difference."""
         by = tuple(a + sign * b for a, b in zip(self.by, other.by, strict=True))
-        return Form(self.number + of(sign) * other.number, by)
+        return Affine(self.number + of(sign) * other.number, by)
 
-    def times(self, factor: int) -> Form:
+    def times(self, factor: int) -> Affine:
         """Return a multiple."""
-        return Form(self.number * of(factor), tuple(factor * n for n in self.by))
+        return Affine(self.number * of(factor), tuple(factor * n for n in self.by))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Value:
+class TokenValue:
     """A tensor as far as it is known.
 
     Attributes:
@@ -76,7 +76,7 @@ class Value:
 
     axes: tuple[Axis, ...] | None
     numbers: np.ndarray | None = None
-    form: Form | None = None
+    form: Affine | None = None
     mask: Mask = NOTHING_KNOWN
     time: Time = Time.ALWAYS
     tokens: bool = False
@@ -115,7 +115,7 @@ class Value:
         first = self.numbers.flat[0]
         return first if all(n == first for n in self.numbers.flat) else None
 
-    def linear(self) -> Form | None:
+    def linear(self) -> Affine | None:
         """Return its elements as linear in indices, if they are."""
         if self.form is not None or self.numbers is None:
             return self.form
@@ -134,7 +134,7 @@ class Value:
         by = [step.number for step in steps]
         if None in by:
             return None
-        found = Form(numbers[origin], tuple(int(n or 0) for n in by))
+        found = Affine(numbers[origin], tuple(int(n or 0) for n in by))
         places = np.ndindex(*numbers.shape)
         same = all(numbers[p] == found.number + of(int(np.dot(p, found.by))) for p in places)
         return found if same and len(found.by) == rank else None
@@ -147,7 +147,7 @@ class Value:
             return NOTHING_KNOWN if known is None else constant(known)
         return self.mask
 
-    def without_numbers(self) -> Value:
+    def without_numbers(self) -> TokenValue:
         """Return the value of which no element is known."""
         return replace(self, numbers=None, form=None, mask=NOTHING_KNOWN, tag=None)
 
@@ -167,7 +167,7 @@ class MixingError(Exception):
         reason: str,
         advice: str = "",
         at: int | None = None,
-        values: Sequence[Value] | None = None,
+        values: Sequence[TokenValue] | None = None,
     ) -> None:
         super().__init__(reason)
         self.advice, self.at, self.values = advice, at, values

@@ -100,7 +100,8 @@ def test_inspect_says_beforehand_that_a_model_streams(
 ) -> None:
     found = inspect(model_folder("qwen3_5_text"))
     assert isinstance(found, SourceInspection)
-    assert found.mixing == () and found.states == converted_family("qwen3_5_text")[1].states
+    assert found.token_flow.mixing == 0
+    assert found.states == converted_family("qwen3_5_text")[1].states
 
 
 @pytest.mark.services

@@ -9,9 +9,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, span_of
-from linexport.token_flow.interpreter import Interpreter, Kind, rule
+from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.rules.pieces import FILLED, HISTORY
-from linexport.token_flow.values import MixingError, Time, Value
+from linexport.token_flow.values import MixingError, Time, TokenValue
 
 ROUNDS = 4
 """Times a body is followed until what it carries is the same as before."""
@@ -23,7 +23,7 @@ STATE = (
 
 
 @rule("Scan")
-def scan(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def scan(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a loop over an axis of tensors."""
     count = node.attrs["num_scan_inputs"]
     values = [a.value(t) for t in node.inputs]
@@ -47,7 +47,7 @@ def _places(node: gs.Node, side: str, count: int) -> list[int]:
     return list(node.attrs.get(f"scan_{side}_axes") or [0] * count)
 
 
-def _without(value: Value, place: int) -> tuple[Axis, ...]:
+def _without(value: TokenValue, place: int) -> tuple[Axis, ...]:
     return (*value.known_axes[:place], *value.known_axes[place + 1 :])
 
 
@@ -64,11 +64,11 @@ def _one_span(along: Sequence[Axis]) -> Span:
 def _over_tokens(
     a: Interpreter,
     node: gs.Node,
-    states: Sequence[Value],
-    inner: Sequence[Value],
+    states: Sequence[TokenValue],
+    inner: Sequence[TokenValue],
     span: Span,
     outs: Sequence[int],
-) -> Sequence[Value]:
+) -> Sequence[TokenValue]:
     """Follow a loop over tokens, whose states must be those of the model."""
     body = node.attrs["body"]
     if span.start != a.past or span.stop != a.end:
@@ -87,7 +87,7 @@ def _over_tokens(
     given = [replace(v, tokens=True, time=Time.ALWAYS) for v in inner]
     found = a.follow_body(body, dict(zip(names, [*begin, *given], strict=True)))
     if states:
-        a.note(Kind.STATEFUL)
+        a.note(FlowKind.STATEFUL)
     faults = frozenset().union(*(v.faults for v in (*inner, *found)))
     last = [
         replace(v.without_numbers(), time=Time.AFTER, tokens=True, faults=faults)
@@ -102,12 +102,12 @@ def _over_tokens(
     return [*last, *every]
 
 
-def _inside(a: Interpreter, tensor: gs.Tensor) -> Value:
+def _inside(a: Interpreter, tensor: gs.Tensor) -> TokenValue:
     """Return a state as the body of a loop over tokens has it."""
     shape = tensor.shape
     if shape is None or any(size in (None, "") for size in shape):
-        return Value(None, tokens=True)
-    return Value(tuple(fixed(a.size(size)) for size in shape), tokens=True)
+        return TokenValue(None, tokens=True)
+    return TokenValue(tuple(fixed(a.size(size)) for size in shape), tokens=True)
 
 
 def _is_carried(a: Interpreter, node: gs.Node, place: int) -> bool:
@@ -143,11 +143,11 @@ def _copies(tensor: gs.Tensor) -> list[gs.Tensor]:
 def _over_others(
     a: Interpreter,
     node: gs.Node,
-    states: Sequence[Value],
-    inner: Sequence[Value],
+    states: Sequence[TokenValue],
+    inner: Sequence[TokenValue],
     along: Axis,
     outs: Sequence[int],
-) -> Sequence[Value]:
+) -> Sequence[TokenValue]:
     """Follow a loop over an axis without tokens, until what it carries stays the same."""
     body = node.attrs["body"]
     if any(f.step and not f.aligned for f in along):
@@ -164,11 +164,11 @@ def _over_others(
 def _settled(
     a: Interpreter,
     body: gs.Graph,
-    before: Sequence[Value],
-    carried: Sequence[Value],
-    behind: Sequence[Value] = (),
+    before: Sequence[TokenValue],
+    carried: Sequence[TokenValue],
+    behind: Sequence[TokenValue] = (),
     skipped: int = 0,
-) -> list[Value]:
+) -> list[TokenValue]:
     """Return what a body gives once what it carries is what it was given.
 
     Args:
@@ -193,7 +193,7 @@ def _settled(
     raise MixingError("carries values that are of other tokens in every step")
 
 
-def _either(first: Value, second: Value) -> Value:
+def _either(first: TokenValue, second: TokenValue) -> TokenValue:
     """Return what is known of a value that is one of two.
 
     Raises:
@@ -203,7 +203,7 @@ def _either(first: Value, second: Value) -> Value:
     times = {first.time, second.time} - {Time.ALWAYS}
     if axes != other or len(times) > 1:
         raise MixingError("gives one of two values of other tokens")
-    return Value(
+    return TokenValue(
         axes,
         time=next(iter(times), Time.ALWAYS),
         tokens=first.tokens or second.tokens,
@@ -212,14 +212,14 @@ def _either(first: Value, second: Value) -> Value:
 
 
 @rule("Loop")
-def loop(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def loop(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a loop that runs as often in every call."""
     body = node.attrs["body"]
     ends = [a.value(t) for t in node.inputs[:2] if not t.is_empty()]
     a.check_same_everywhere(*ends)
     if any(v.tokens or v.faults or v.time != Time.ALWAYS for v in ends):
         raise MixingError("runs as often as values of tokens, or their number, say")
-    step = [Value(()), Value(())]
+    step = [TokenValue(()), TokenValue(())]
     carried = [a.value(t) for t in node.inputs[2:]]
     count = len(carried)
     found = _settled(a, body, step, carried, skipped=1)
@@ -235,7 +235,7 @@ def loop(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("If")
-def choice(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def choice(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow one of two bodies."""
     condition = a.value(node.inputs[0])
     a.check_same_everywhere(condition)

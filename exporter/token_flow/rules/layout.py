@@ -12,22 +12,22 @@ from linexport.token_flow.broadcasting import pair_of
 from linexport.token_flow.interpreter import Interpreter, rule
 from linexport.token_flow.lengths import ONE, Length, of, product
 from linexport.token_flow.masks import Mask
-from linexport.token_flow.values import Form, MixingError, Tag, Value
+from linexport.token_flow.values import Affine, MixingError, Tag, TokenValue
 
 
 @rule("Transpose")
-def transpose(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def transpose(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow axes in another order."""
     given = a.value(node.inputs[0])
     axes = given.known_axes
     return [transposed(given, node.attrs.get("perm") or [*range(len(axes))][::-1])]
 
 
-def transposed(given: Value, order: Sequence[int]) -> Value:
+def transposed(given: TokenValue, order: Sequence[int]) -> TokenValue:
     """Return a value with its axes in another order."""
     axes = tuple(given.known_axes[i] for i in order)
     numbers = None if given.numbers is None else given.numbers.transpose(order)
-    form = given.form and Form(given.form.number, tuple(given.form.by[i] for i in order))
+    form = given.form and Affine(given.form.number, tuple(given.form.by[i] for i in order))
     pair, mask = pair_of(given.known_axes), given.mask
     if pair is not None and order.index(pair[0]) > order.index(pair[1]):
         mask = mask.turned()
@@ -40,7 +40,7 @@ def transposed(given: Value, order: Sequence[int]) -> Value:
 
 
 @rule("Reshape")
-def reshape(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def reshape(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements in the same order, with axes of other sizes."""
     given = a.value(node.inputs[0])
     own = [size_of(axis) for axis in given.known_axes]
@@ -58,7 +58,7 @@ def _whole(target: Sequence[Length], total: Length) -> list[Length]:
     return [total // others if size == of(-1) else size for size in target]
 
 
-def reshaped(given: Value, sizes: Sequence[Length]) -> Value:
+def reshaped(given: TokenValue, sizes: Sequence[Length]) -> TokenValue:
     """Return a value with axes of other sizes.
 
     Raises:
@@ -75,7 +75,7 @@ def reshaped(given: Value, sizes: Sequence[Length]) -> Value:
     return with_axes(given, found)
 
 
-def with_axes(given: Value, axes: Sequence[Axis]) -> Value:
+def with_axes(given: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     """Return a value whose elements, in the same order, have other axes."""
     before = [(axis, place) for place, axis in enumerate(given.known_axes) if axis]
     after = [(axis, place) for place, axis in enumerate(axes) if axis]
@@ -85,9 +85,9 @@ def with_axes(given: Value, axes: Sequence[Axis]) -> Value:
         by = [0] * len(axes)
         for (_, old), (_, new) in zip(before, after, strict=True):
             by[new] = form.by[old]
-        form = Form(form.number, tuple(by))
+        form = Affine(form.number, tuple(by))
     elif form is not None:
-        form = None if any(form.by) else Form(form.number, (0,) * len(axes))
+        form = None if any(form.by) else Affine(form.number, (0,) * len(axes))
     pairs = pair_of(given.known_axes), pair_of(axes)
     if None not in pairs:
         mask = given.mask
@@ -101,7 +101,7 @@ def with_axes(given: Value, axes: Sequence[Axis]) -> Value:
 
 
 @rule("Unsqueeze")
-def unsqueeze(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def unsqueeze(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow axes of size 1 that are put in."""
     given = a.value(node.inputs[0])
     places = a.integers(node, 1, "axes") or []
@@ -112,7 +112,7 @@ def unsqueeze(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("Squeeze")
-def squeeze(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def squeeze(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow axes of size 1 that are taken out."""
     given = a.value(node.inputs[0])
     axes, places = given.known_axes, a.integers(node, 1, "axes")
@@ -125,7 +125,7 @@ def squeeze(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("Flatten")
-def flatten(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def flatten(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow axes that are put together to two."""
     given = a.value(node.inputs[0])
     sizes = [size_of(axis) for axis in given.known_axes]
@@ -134,7 +134,7 @@ def flatten(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("Tile")
-def tile(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def tile(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements that are repeated."""
     given, counts = a.value(node.inputs[0]), a.lengths(node, 1) or []
     axes = list(given.known_axes)
@@ -147,7 +147,7 @@ def tile(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     found = replace(given.without_numbers(), axes=tuple(axes))
     number = given.uniform
     if isinstance(number, Length):
-        found = replace(found, form=Form(number, (0,) * len(axes)))
+        found = replace(found, form=Affine(number, (0,) * len(axes)))
     else:
         a.check_same_everywhere(given)
     return [found]

@@ -10,16 +10,16 @@ import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of
 from linexport.token_flow.broadcasting import align
-from linexport.token_flow.interpreter import Interpreter, Kind, rule
+from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import ZERO, Length, of
 from linexport.token_flow.rules.pieces import HISTORY
-from linexport.token_flow.values import SMALL, Form, MixingError, Time, Value
+from linexport.token_flow.values import SMALL, Affine, MixingError, Time, TokenValue
 
 COMPUTED = "takes tokens at places that it computes"
 
 
 @rule("Gather")
-def gather(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def gather(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow rows that are looked up."""
     given, index = a.inputs(node)
     place = node.attrs.get("axis", 0) % given.rank
@@ -38,12 +38,12 @@ def gather(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     return [_looked_up(given, index, axes)]
 
 
-def _looked_up(given: Value, index: Value, axes: tuple[Axis, ...]) -> Value:
+def _looked_up(given: TokenValue, index: TokenValue, axes: tuple[Axis, ...]) -> TokenValue:
     """Return rows that are looked up along an axis without tokens."""
     times = {given.time, index.time} - {Time.ALWAYS}
     if len(times) > 1 or (times and any(map(has_tokens, axes))):
         raise MixingError("gives every token what is known before or after a call")
-    return Value(
+    return TokenValue(
         axes,
         time=next(iter(times), Time.ALWAYS),
         tokens=given.tokens or index.tokens,
@@ -51,7 +51,7 @@ def _looked_up(given: Value, index: Value, axes: tuple[Axis, ...]) -> Value:
     )
 
 
-def _of_numbers(given: Value, index: Value, place: int) -> Value | None:
+def _of_numbers(given: TokenValue, index: TokenValue, place: int) -> TokenValue | None:
     """Return known elements at known places."""
     if given.numbers is None or index.numbers is None or index.numbers.size > SMALL:
         return None
@@ -65,10 +65,10 @@ def _of_numbers(given: Value, index: Value, place: int) -> Value | None:
         (*given.numbers.shape[:place], *taken.shape, *given.numbers.shape[place + 1 :]), object
     )
     found[...] = given.numbers.take(taken, place)
-    return Value(tuple(fixed(of(n)) for n in found.shape), numbers=found, faults=given.faults)
+    return TokenValue(tuple(fixed(of(n)) for n in found.shape), numbers=found, faults=given.faults)
 
 
-def _of_tokens(a: Interpreter, given: Value, index: Value, place: int) -> Value:
+def _of_tokens(a: Interpreter, given: TokenValue, index: TokenValue, place: int) -> TokenValue:
     """Return tokens at places that are known from their own."""
     span = span_of(given.known_axes[place])
     if span is None or span.step != 1 or index.tokens:
@@ -83,11 +83,11 @@ def _of_tokens(a: Interpreter, given: Value, index: Value, place: int) -> Value:
     reached = _windows(a, index, form, span)
     found = replace(given.without_numbers(), axes=(*before, *index.known_axes, *after))
     if reached:
-        a.note(Kind.WINDOW, reached, span.rows)
+        a.note(FlowKind.WINDOW, reached, span.rows)
     return found
 
 
-def _windows(a: Interpreter, index: Value, form: Form, span: Span) -> int:
+def _windows(a: Interpreter, index: TokenValue, form: Affine, span: Span) -> int:
     """Return how far tokens at places linear in indices are behind the index's own.
 
     Raises:
@@ -120,7 +120,9 @@ def _windows(a: Interpreter, index: Value, form: Form, span: Span) -> int:
     return -farthest
 
 
-def _at_ends(a: Interpreter, given: Value, index: Value, place: int, span: Span) -> Value:
+def _at_ends(
+    a: Interpreter, given: TokenValue, index: TokenValue, place: int, span: Span
+) -> TokenValue:
     """Return tokens at the beginning or the end of a call."""
     times = set()
     for number in [] if index.numbers is None else index.numbers.flat:
@@ -156,7 +158,7 @@ def _is_there(span: Span, token: Length) -> bool:
 
 
 @rule("GatherElements")
-def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow an element for each index, of which all other places are its own."""
     given, index = a.inputs(node)
     place = node.attrs.get("axis", 0) % given.rank
@@ -165,13 +167,15 @@ def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
         form, span = index.linear(), span_of(axis)
         if form is None or span is None or index.tokens or span.step != 1:
             raise MixingError(COMPUTED, HISTORY)
-        others = [Value(((),) * i + (x,)) for i, x in enumerate(index.known_axes) if i != place]
+        others = [
+            TokenValue(((),) * i + (x,)) for i, x in enumerate(index.known_axes) if i != place
+        ]
         reached = _windows(a, index, form, span)
         a.check_same_everywhere(given)
         rest = replace(given.without_numbers(), axes=_without(given, place))
         met = align(a, [rest, *others])
         if reached:
-            a.note(Kind.WINDOW, reached, span.rows)
+            a.note(FlowKind.WINDOW, reached, span.rows)
         axes = (*met.axes[:place], kept, *met.axes[place + 1 :])
         return [replace(given.without_numbers(), axes=axes)]
     if any(isinstance(f, Fixed) and f.step and not f.aligned for f in axis):
@@ -181,7 +185,7 @@ def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     met = align(a, parts)
     axes = (*met.axes[:place], kept, *met.axes[place + 1 :])
     return [
-        Value(
+        TokenValue(
             axes,
             time=met.time,
             tokens=given.tokens or index.tokens,
@@ -190,12 +194,12 @@ def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     ]
 
 
-def _without(value: Value, place: int) -> tuple[Axis, ...]:
+def _without(value: TokenValue, place: int) -> tuple[Axis, ...]:
     return (*value.known_axes[:place], (), *value.known_axes[place + 1 :])
 
 
 @rule("ScatterElements", "Scatter")
-def scatter_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def scatter_elements(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements that are put at places along an axis without tokens."""
     given, index, updates = a.inputs(node)
     place = node.attrs.get("axis", 0) % given.rank
@@ -207,7 +211,7 @@ def scatter_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     met = align(a, parts)
     axes = (*met.axes[:place], given.known_axes[place], *met.axes[place + 1 :])
     return [
-        Value(
+        TokenValue(
             axes,
             time=met.time,
             tokens=any(v.tokens for v in values),
@@ -217,7 +221,7 @@ def scatter_elements(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("GatherND")
-def gather_nd(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def gather_nd(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements at several places at once, along axes without tokens."""
     given, index = a.inputs(node)
     batch = node.attrs.get("batch_dims", 0)
@@ -235,7 +239,7 @@ def gather_nd(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("ScatterND")
-def scatter_nd(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def scatter_nd(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements that are put at several places, of what has no tokens."""
     values = a.inputs(node)
     if any(v.spans for v in values):
@@ -251,7 +255,7 @@ def scatter_nd(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("NonZero", "Unique", "Compress", "NonMaxSuppression")
-def chosen(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def chosen(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a choice whose number is not known, of what has no tokens."""
     values = a.inputs(node)
     if any(v.spans or v.tokens for v in values):

@@ -12,10 +12,10 @@ from linexport.plugins.ops import causal_conv, causal_conv_tokens
 from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of, spans
-from linexport.token_flow.interpreter import RULES, Interpreter, Kind
+from linexport.token_flow.interpreter import RULES, FlowKind, Interpreter
 from linexport.token_flow.lengths import Length, of
 from linexport.token_flow.rules.pieces import FILLED, HISTORY
-from linexport.token_flow.values import MixingError, Time, Value
+from linexport.token_flow.values import MixingError, Time, TokenValue
 
 CONVOLUTIONS = {causal_conv.OP.name, causal_conv_tokens.OP.name}
 
@@ -23,7 +23,7 @@ TURNS = ("Cast", "MatMul", "Mul", "ReduceSum", "Reshape")
 """Operators between a state and its node, see ``graph.states.find_states``."""
 
 
-def follow_op(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a node of a linexport op."""
     op = all_ops().get(node.op)
     if op is None:
@@ -47,24 +47,24 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     carries = span is not None and op.has_state and bool(ports)
     if carries:
         _check_states(a, node, ports)
-        a.note(Kind.STATEFUL)
+        a.note(FlowKind.STATEFUL)
         if node.op in CONVOLUTIONS:
             width = size_of(given["weight"].known_axes[-1]).number or 1
-            a.note(Kind.STATEFUL, width - 1, width - 1)
+            a.note(FlowKind.STATEFUL, width - 1, width - 1)
     tokens = any(v.tokens for v in read.values())
     faults = frozenset().union(*(v.faults for v in read.values()))
     first = given[op.input_names[0]].known_axes
     presents = {port.present for port in ports}
     found = []
     for place, name in enumerate(op.output_names[: len(node.outputs)]):
-        own = None if name not in op.token_axis else op.token_axis[name]
+        own = op.token_axis.get(name)
         axes = tuple(_axes(a, first, op.token_axis[op.input_names[0]], shapes[place], own))
         time = Time.AFTER if carries and place in presents else Time.ALWAYS
-        found.append(Value(axes, time=time, tokens=tokens, faults=faults))
+        found.append(TokenValue(axes, time=time, tokens=tokens, faults=faults))
     return found
 
 
-def _view(node: gs.Node, op: Op, given: Mapping[str, Value]) -> Node:
+def _view(node: gs.Node, op: Op, given: Mapping[str, TokenValue]) -> Node:
     """Return a node as its op reads it."""
     shapes = {
         name: tuple(_stated(size_of(axis)) for axis in value.known_axes)
@@ -78,7 +78,7 @@ def _stated(size: Length) -> int | str:
     return str(size) if size.number is None else size.number
 
 
-def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, Value]) -> Span | None:
+def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue]) -> Span | None:
     """Return the tokens that a node works along; None where it has none there.
 
     Raises:

@@ -10,10 +10,10 @@ import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of
 from linexport.token_flow.broadcasting import align
-from linexport.token_flow.interpreter import Interpreter, Join, Kind, rule
+from linexport.token_flow.interpreter import FlowKind, Interpreter, Join, rule
 from linexport.token_flow.lengths import ZERO, Length, of
 from linexport.token_flow.masks import Mask
-from linexport.token_flow.values import Form, MixingError, Tag, Time, Value
+from linexport.token_flow.values import Affine, MixingError, Tag, Time, TokenValue
 
 END = 1 << 31
 """Numbers from here on stand for the end of an axis, as exporters write it."""
@@ -25,7 +25,7 @@ HISTORY = (
 
 
 @rule("Slice")
-def sliced(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def sliced(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a part of some axes."""
     given = a.value(node.inputs[0])
     starts = _bounds(a, node, 1, "starts")
@@ -43,7 +43,9 @@ def _bounds(a: Interpreter, node: gs.Node, place: int, attribute: str) -> list[L
     return a.lengths(node, place) or []
 
 
-def cut(a: Interpreter, given: Value, place: int, start: Length, end: Length, step: int) -> Value:
+def cut(
+    a: Interpreter, given: TokenValue, place: int, start: Length, end: Length, step: int
+) -> TokenValue:
     """Return a value of which a part along one axis is taken.
 
     Raises:
@@ -65,8 +67,8 @@ def _is_end(end: Length, size: Length) -> bool:
 
 
 def _tokens(
-    a: Interpreter, given: Value, place: int, span: Span, start: Length, end: Length, step: int
-) -> Value:
+    a: Interpreter, given: TokenValue, place: int, span: Span, start: Length, end: Length, step: int
+) -> TokenValue:
     if step < 0:
         raise MixingError("runs backwards over tokens", "a causal model reads them forwards")
     each = of(span.step)
@@ -109,8 +111,8 @@ def _place(bound: Length, size: Length, is_start: bool) -> Length:
 
 
 def _elements(
-    a: Interpreter, given: Value, place: int, start: Length, end: Length, step: int
-) -> Value:
+    a: Interpreter, given: TokenValue, place: int, start: Length, end: Length, step: int
+) -> TokenValue:
     """Return a part of an axis without tokens."""
     axis = given.known_axes[place]
     size = size_of(axis)
@@ -136,7 +138,7 @@ def _elements(
             )
     if form is not None:
         by = form.by[place]
-        form = Form(
+        form = Affine(
             form.number + begin * of(by), (*form.by[:place], by * step, *form.by[place + 1 :])
         )
     axes = (*given.known_axes[:place], made, *given.known_axes[place + 1 :])
@@ -144,7 +146,7 @@ def _elements(
 
 
 @rule("Split")
-def split(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def split(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow parts of an axis."""
     given = a.value(node.inputs[0])
     place = node.attrs.get("axis", 0) % given.rank
@@ -172,14 +174,14 @@ def _equal(size: Length, parts: int) -> list[Length]:
 
 
 @rule("Concat")
-def concat(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def concat(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow tensors side by side: rows of a state, or others, in front of tokens."""
     parts = a.inputs(node)
     place = node.attrs["axis"] % parts[0].rank
     if all(p.numbers is not None for p in parts):
         numbers = np.concatenate([p.numbers for p in parts if p.numbers is not None], place)
         axes = tuple(fixed(of(size)) for size in numbers.shape)
-        return [Value(axes, numbers=numbers)]
+        return [TokenValue(axes, numbers=numbers)]
     along = [p.known_axes[place] for p in parts]
     if len(parts) == 1:
         return parts
@@ -198,7 +200,7 @@ def _total(axes: Sequence[Axis]) -> Length:
     return total
 
 
-def _joined(a: Interpreter, parts: Sequence[Value], place: int, axis: Axis) -> Value:
+def _joined(a: Interpreter, parts: Sequence[TokenValue], place: int, axis: Axis) -> TokenValue:
     """Return values side by side, whose other axes meet as those of entries do."""
     others = [
         replace(
@@ -211,7 +213,7 @@ def _joined(a: Interpreter, parts: Sequence[Value], place: int, axis: Axis) -> V
     a.check_same_everywhere(*parts)
     met = align(a, others)
     axes = (*met.axes[:place], axis, *met.axes[place + 1 :])
-    return Value(
+    return TokenValue(
         axes,
         time=met.time,
         tokens=any(p.tokens for p in parts),
@@ -220,8 +222,8 @@ def _joined(a: Interpreter, parts: Sequence[Value], place: int, axis: Axis) -> V
 
 
 def _tokens_joined(
-    a: Interpreter, parts: Sequence[Value], place: int, known: Sequence[Span | None]
-) -> Value:
+    a: Interpreter, parts: Sequence[TokenValue], place: int, known: Sequence[Span | None]
+) -> TokenValue:
     """Return rows and tokens, one behind the other."""
     first = next(i for i, span in enumerate(known) if span is not None)
     span, tag = known[first], parts[first].tag
@@ -251,13 +253,13 @@ def _tokens_joined(
         found = replace(found, tag=tag)
         order = begin.tag.order if begin.tag else None
         a.joins[state] = Join(a.number, found, order, place)
-        a.note(Kind.STATEFUL)
+        a.note(FlowKind.STATEFUL)
     elif first == 0:
         found = replace(found, tag=tag)
     return found
 
 
-def _in_front(a: Interpreter, part: Value, place: int, span: Span, state: bool) -> Span:
+def _in_front(a: Interpreter, part: TokenValue, place: int, span: Span, state: bool) -> Span:
     """Return tokens with rows in front of them: those of a state, or filled in."""
     size = size_of(part.known_axes[place])
     start = span.start - size * of(span.step)
@@ -284,7 +286,7 @@ def filled(a: Interpreter, span: Span, start: Length) -> Span:
 
 
 @rule("Pad")
-def pad(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def pad(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow rows that are put around, or cut off."""
     given = a.value(node.inputs[0])
     sizes = a.lengths(node, 1)

@@ -13,44 +13,52 @@ from linexport.token_flow.broadcasting import align, elementwise, pair_of
 from linexport.token_flow.interpreter import Interpreter, rule
 from linexport.token_flow.lengths import ONE, ZERO, Length, of, product
 from linexport.token_flow.masks import Mask, combined, constant, linear
-from linexport.token_flow.values import SMALL, Form, MixingError, Value, array, lengths, whole
+from linexport.token_flow.values import (
+    SMALL,
+    Affine,
+    MixingError,
+    TokenValue,
+    array,
+    lengths,
+    whole,
+)
 
 
 @rule("Shape")
-def shape(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def shape(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow the sizes of a tensor, which do not depend on its elements."""
     axes = a.value(node.inputs[0]).axes
     stated = node.inputs[0].shape
     if axes is None and stated is not None and not any(size in (None, "") for size in stated):
         axes = tuple(a.axis_of(a.size(size)) for size in stated)
     if axes is None:
-        return [Value((fixed(a.size(f"rank of {node.inputs[0].name}")),))]
+        return [TokenValue((fixed(a.size(f"rank of {node.inputs[0].name}")),))]
     sizes = [size_of(axis) for axis in axes]
     found = sizes[node.attrs.get("start", 0) : node.attrs.get("end", len(sizes))]
-    return [Value((fixed(of(len(found))),), numbers=lengths(found))]
+    return [TokenValue((fixed(of(len(found))),), numbers=lengths(found))]
 
 
 @rule("Size")
-def size(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def size(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow the number of elements."""
     axes = a.value(node.inputs[0]).known_axes
-    return [Value((), numbers=array(product(size_of(axis) for axis in axes)))]
+    return [TokenValue((), numbers=array(product(size_of(axis) for axis in axes)))]
 
 
 @rule("Constant")
-def stored(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def stored(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a constant that is an attribute."""
     for name, held in node.attrs.items():
         if name.startswith("value"):
             values = np.asarray(getattr(held, "values", held))
             axes = tuple(fixed(of(size)) for size in values.shape)
             known = values.size <= SMALL and values.dtype.kind in "iubf"
-            return [Value(axes, numbers=array(values) if known else None)]
+            return [TokenValue(axes, numbers=array(values) if known else None)]
     raise MixingError("is a constant of an unknown kind")
 
 
 @rule("ConstantOfShape")
-def constant_of_shape(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def constant_of_shape(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow one number at every place."""
     sizes = a.lengths(node, 0) or []
     held = node.attrs.get("value")
@@ -58,7 +66,7 @@ def constant_of_shape(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     return [same_everywhere([a.axis_of(size) for size in sizes], number)]
 
 
-def same_everywhere(axes: Sequence[Axis], number: float) -> Value:
+def same_everywhere(axes: Sequence[Axis], number: float) -> TokenValue:
     """Return a value all of whose elements are one number."""
     sizes = [size_of(axis).number for axis in axes]
     known = None not in sizes and np.prod([n or 0 for n in sizes]) <= SMALL
@@ -66,13 +74,13 @@ def same_everywhere(axes: Sequence[Axis], number: float) -> Value:
     if known:
         shape = [n or 0 for n in sizes]
         values = np.full(shape, int(number)) if whole else np.full(shape, number)
-        return Value(tuple(axes), numbers=array(values))
-    form = Form(of(int(number)), (0,) * len(axes)) if whole else None
-    return Value(tuple(axes), form=form, mask=constant(number))
+        return TokenValue(tuple(axes), numbers=array(values))
+    form = Affine(of(int(number)), (0,) * len(axes)) if whole else None
+    return TokenValue(tuple(axes), form=form, mask=constant(number))
 
 
 @rule("Expand")
-def expand(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def expand(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a tensor that is repeated along axes of size 1."""
     given, sizes = a.value(node.inputs[0]), a.lengths(node, 1) or []
     known = _known(given, sizes)
@@ -82,12 +90,12 @@ def expand(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     own = given.known_axes[-len(sizes) :] if sizes else ()
     own = ((),) * (len(sizes) - len(own)) + tuple(own)
     target = [axis or a.axis_of(size) for axis, size in zip(own, sizes, strict=True)]
-    ones = Value(tuple(target), form=Form(ONE, (0,) * len(target)))
+    ones = TokenValue(tuple(target), form=Affine(ONE, (0,) * len(target)))
     found = elementwise(a, "Mul", [given, ones])
     return [replace(found, tag=None)]
 
 
-def _known(given: Value, sizes: Sequence[Length]) -> Value | None:
+def _known(given: TokenValue, sizes: Sequence[Length]) -> TokenValue | None:
     """Return few numbers that are repeated a number of times."""
     counts = [size.number for size in sizes]
     if given.numbers is None or None in counts:
@@ -99,11 +107,11 @@ def _known(given: Value, sizes: Sequence[Length]) -> Value | None:
     if np.prod(shape) > SMALL:
         return None
     axes = tuple(fixed(of(n)) for n in shape)
-    return Value(axes, numbers=np.broadcast_to(given.numbers, shape).copy())
+    return TokenValue(axes, numbers=np.broadcast_to(given.numbers, shape).copy())
 
 
 @rule("Range")
-def counted(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def counted(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow numbers that are counted: positions, where there are as many as tokens."""
     ends = [a.value(t) for t in node.inputs]
     numbers = [whole(v.uniform) for v in ends]
@@ -116,17 +124,17 @@ def counted(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     size = (limit - start) // delta if step > 0 else (start - limit) // of(-step)
     if (count := size.number) is not None and count <= SMALL:
         values = [start + of(step * i) for i in range(max(count, 0))]
-        return [Value((fixed(of(max(count, 0))),), numbers=lengths(values))]
+        return [TokenValue((fixed(of(max(count, 0))),), numbers=lengths(values))]
     axis = a.axis_of(size)
     span = span_of(axis)
     first = span.start if span is not None else ZERO
     if len(axis) != 1 or (span is not None and span.step != 1):
         raise MixingError("counts what is no number of tokens")
     # Element i is token first + i, so that start + step i is start + step (token - first).
-    return [Value((axis,), form=Form(start - of(step) * first, (step,)))]
+    return [TokenValue((axis,), form=Affine(start - of(step) * first, (step,)))]
 
 
-def _unknown_range(a: Interpreter, node: gs.Node, ends: Sequence[Value]) -> Value:
+def _unknown_range(a: Interpreter, node: gs.Node, ends: Sequence[TokenValue]) -> TokenValue:
     """Return a range of numbers that are not whole, or not known."""
     a.check_same_everywhere(*ends)
     stated = a.stated(node.outputs[0])
@@ -136,14 +144,14 @@ def _unknown_range(a: Interpreter, node: gs.Node, ends: Sequence[Value]) -> Valu
 
 
 @rule("EyeLike")
-def eye_like(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def eye_like(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow ones on a diagonal."""
     axes = a.value(node.inputs[0]).known_axes
-    return [Value(axes, mask=diagonals(a, axes, "Equal", node.attrs.get("k", 0)))]
+    return [TokenValue(axes, mask=diagonals(a, axes, "Equal", node.attrs.get("k", 0)))]
 
 
 @rule("Trilu")
-def trilu(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def trilu(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a triangle: entries whose column is at most k behind their row, or at least."""
     given = a.value(node.inputs[0])
     offset = a.optional(node, 1)
@@ -158,7 +166,7 @@ def trilu(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     a.check_same_everywhere(given)
     own = given.as_mask()
     return [
-        Value(
+        TokenValue(
             found.axes,
             mask=combined("Mul", [kept, own]) if given.spans else Mask(),
             time=given.time,

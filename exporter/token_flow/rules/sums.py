@@ -10,11 +10,11 @@ import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import Axis, Fixed, Span, has_tokens, span_of
 from linexport.token_flow.broadcasting import elementwise, pair_of
-from linexport.token_flow.interpreter import Interpreter, Kind, rule
+from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import of
 from linexport.token_flow.masks import EXCLUDED, Line, Mask, combined
 from linexport.token_flow.rules.layout import transposed, with_axes
-from linexport.token_flow.values import MixingError, Value
+from linexport.token_flow.values import MixingError, TokenValue
 
 Neutral = Callable[[float], bool]
 
@@ -40,7 +40,7 @@ ADVICE["Einsum"] = ADVICE["Gemm"] = ADVICE["ReduceSum"] = ADVICE["MatMul"]
 
 
 @rule(*REDUCTIONS)
-def reduction(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def reduction(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow what is made of all elements along some axes."""
     given = a.value(node.inputs[0])
     keeps = bool(node.attrs.get("keepdims", 1))
@@ -55,7 +55,7 @@ def reduction(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     axes = [axis for place, axis in enumerate(given.known_axes) if keeps or place not in places]
     if keeps:
         axes = [() if place in places else axis for place, axis in enumerate(axes)]
-    whole = Value(tuple(axes), tokens=given.tokens)
+    whole = TokenValue(tuple(axes), tokens=given.tokens)
     a.turns[a.number] = node.inputs[0].name
     found = given
     for place in places:
@@ -66,11 +66,11 @@ def reduction(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 def reduced(
     a: Interpreter,
     op: str,
-    given: Value,
+    given: TokenValue,
     place: int,
     neutral: Neutral | None,
-    whole: Sequence[Value] | None = None,
-) -> Value:
+    whole: Sequence[TokenValue] | None = None,
+) -> TokenValue:
     """Return a value in which one element stands for all along an axis.
 
     Raises:
@@ -88,10 +88,10 @@ def reduced(
 def check_along(
     a: Interpreter,
     op: str,
-    given: Value,
+    given: TokenValue,
     place: int,
     neutral: Neutral | None,
-    whole: Sequence[Value] | None = None,
+    whole: Sequence[TokenValue] | None = None,
 ) -> None:
     """Check that elements along an axis are there whenever one is made of them.
 
@@ -128,7 +128,7 @@ def _check_rows(a: Interpreter, span: Span, query: Span, farthest: float, advice
     """Check that tokens as far back as that are there, and note how far."""
     everything = span.valid_from.number is not None
     if everything:
-        a.note(Kind.STATEFUL)
+        a.note(FlowKind.STATEFUL)
     if math.isinf(farthest):
         if not everything:
             raise MixingError("is of all earlier tokens, which other calls have", advice)
@@ -142,16 +142,16 @@ def _check_rows(a: Interpreter, span: Span, query: Span, farthest: float, advice
             "a window over the last tokens needs a state of their rows",
         )
     if reach:
-        a.note(Kind.WINDOW, reach, span.rows)
+        a.note(FlowKind.WINDOW, reach, span.rows)
 
 
 @rule("MatMul")
-def matmul(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def matmul(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow products of matrices."""
     return [product(a, "MatMul", *a.inputs(node)[:2])]
 
 
-def product(a: Interpreter, op: str, x: Value, y: Value) -> Value:
+def product(a: Interpreter, op: str, x: TokenValue, y: TokenValue) -> TokenValue:
     """Return x y, whose last two axes are matrices; a value of one axis is a vector."""
     rows, columns = x.rank > 1, y.rank > 1
     if not rows:
@@ -175,13 +175,13 @@ def _is_zero(x: float) -> bool:
     return x == 0
 
 
-def _bare(value: Value, axes: Sequence[Axis]) -> Value:
+def _bare(value: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     """Return a value with further axes of size 1."""
     return with_axes(replace(value, numbers=None, form=value.linear()), axes)
 
 
 @rule("Gemm")
-def gemm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def gemm(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a product of matrices to which something is added."""
     x, y, *rest = a.inputs(node)
     x = transposed(x, [1, 0]) if node.attrs.get("transA", 0) else x
@@ -191,7 +191,7 @@ def gemm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("Einsum")
-def einsum(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def einsum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow sums of products whose axes have letters."""
     values = a.inputs(node)
     terms, out = _terms(node.attrs["equation"], [v.rank for v in values])
@@ -231,7 +231,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")
-def softmax(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def softmax(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow shares of a sum along one axis."""
     given = a.value(node.inputs[0])
     place = node.attrs.get("axis", -1) % given.rank
@@ -255,7 +255,7 @@ NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization
 @rule(
     *NORMS, *(f"com.microsoft:{n}" for n in ("SimplifiedLayerNormalization", "LayerNormalization"))
 )
-def norm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def norm(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a norm over all axes from one on."""
     given = a.value(node.inputs[0])
     first = node.attrs.get("axis", -1) % given.rank
@@ -263,14 +263,14 @@ def norm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("InstanceNormalization", "GroupNormalization", "LRN", "MeanVarianceNormalization")
-def channel_norm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def channel_norm(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a norm over channels, or over what is behind them."""
     given = a.value(node.inputs[0])
     return _normed(a, node, given, range(1, given.rank))
 
 
 @rule("BatchNormalization")
-def batch_norm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def batch_norm(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a scale for each channel, which inference has stored."""
     given = a.value(node.inputs[0])
     if has_tokens(given.known_axes[1]):
@@ -279,7 +279,9 @@ def batch_norm(a: Interpreter, node: gs.Node) -> Sequence[Value]:
     return [elementwise(a, node.op, [given])]
 
 
-def _normed(a: Interpreter, node: gs.Node, given: Value, places: Sequence[int]) -> Sequence[Value]:
+def _normed(
+    a: Interpreter, node: gs.Node, given: TokenValue, places: Sequence[int]
+) -> Sequence[TokenValue]:
     a.check_same_everywhere(given)
     for place in places:
         if given.known_axes[place]:
@@ -295,7 +297,7 @@ def _normed(a: Interpreter, node: gs.Node, given: Value, places: Sequence[int]) 
 
 
 @rule("TopK")
-def top_k(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def top_k(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow the largest elements along one axis, and where they are."""
     given, count = a.value(node.inputs[0]), a.value(node.inputs[1]).uniform
     place = node.attrs.get("axis", -1) % given.rank
@@ -308,7 +310,7 @@ def top_k(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("CumSum")
-def running_sum(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def running_sum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow sums of all elements before each."""
     given, along = a.value(node.inputs[0]), a.value(node.inputs[1]).uniform
     places = range(given.rank)
@@ -326,7 +328,7 @@ def running_sum(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("DFT", "STFT")
-def transform(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def transform(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a Fourier transform along an axis without tokens."""
     given = a.value(node.inputs[0])
     place = node.attrs.get("axis", 1)
@@ -343,7 +345,7 @@ def transform(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("LSTM", "GRU", "RNN")
-def recurrence(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def recurrence(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a recurrence along an axis without tokens."""
     given = a.value(node.inputs[0])
     if any(v.spans for v in a.inputs(node)):

@@ -8,16 +8,16 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of
-from linexport.token_flow.interpreter import Interpreter, Kind, rule
+from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import of
 from linexport.token_flow.rules.pieces import filled
-from linexport.token_flow.values import MixingError, Value
+from linexport.token_flow.values import MixingError, TokenValue
 
 ADVICE = "a causal convolution, padded on the left alone, gets a state"
 
 
 @rule("Conv", "ConvTranspose", "ConvInteger")
-def convolution(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def convolution(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a convolution."""
     given, weight, *rest = a.inputs(node)
     kernel = [size_of(axis).number for axis in weight.known_axes[2:]]
@@ -31,7 +31,7 @@ def convolution(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("AveragePool", "MaxPool", "LpPool")
-def pooling(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def pooling(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a mean, a maximum or a norm over a window."""
     given = a.value(node.inputs[0])
     found = _slid(a, node, given, list(node.attrs["kernel_shape"]), given.known_axes[1])
@@ -39,7 +39,7 @@ def pooling(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool")
-def global_pooling(a: Interpreter, node: gs.Node) -> Sequence[Value]:
+def global_pooling(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a mean over all axes behind the channels."""
     given = a.value(node.inputs[0])
     if any(map(has_tokens, given.known_axes[2:])):
@@ -49,8 +49,8 @@ def global_pooling(a: Interpreter, node: gs.Node) -> Sequence[Value]:
 
 
 def _slid(
-    a: Interpreter, node: gs.Node, given: Value, kernel: Sequence[int | None], channels: Axis
-) -> Value:
+    a: Interpreter, node: gs.Node, given: TokenValue, kernel: Sequence[int | None], channels: Axis
+) -> TokenValue:
     """Return what a window makes of the axes behind the channels."""
     a.check_same_everywhere(given)
     if has_tokens(given.known_axes[1]):
@@ -99,7 +99,7 @@ def _window(a: Interpreter, span: Span, reach: int, stride: int, front: int, beh
     start = span.start + of(reach * each)
     real = None if span.real is None else span.real + of(reach * each)
     if reach:
-        a.note(Kind.WINDOW, reach * each, span.rows)
+        a.note(FlowKind.WINDOW, reach * each, span.rows)
     moved_by = a.number if reach or front or behind else span.moved_by
     stop = span.stop + of(behind * each)
     made = replace(span, start=start, stop=stop, real=real, moved_by=moved_by)
