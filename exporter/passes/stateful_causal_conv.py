@@ -1,27 +1,23 @@
-"""A causal convolution -> CausalConvWithState, or the same with its last inputs as a state.
+"""A causal convolution of one kernel a channel -> CausalConvWithState.
 
-    Conv(Pad(x, n zeros on the left), W, b)          y_t = b + sum_j W_j x_{t-n+dj}, n = d (k-1)
+    Conv(Pad(x, n zeros on the left), W, b)          y_t = b + sum_j W_j x_{t-n+j}, n = k - 1
     Conv(Concat(n zeros, x), W, b)                   the same
     Conv(x, W, b; pads = [n, 0])                     the same
     Conv(x, W, b; pads = [n, n])[..., :T]            the same; or [..., :-n]
 
-along the axis that holds the tokens, stride 1, dilation d. One kernel a channel and d = 1 is the op
-itself. Any other convolution stays, in groups or not:
-
-    Conv(Pad(x), W, b)   ->   Conv(seen, W, b)    seen = [past, x]    present = seen[..., -n:]
+along the axis that holds the tokens, stride 1, without gaps. Any other convolution keeps its last
+inputs, see ``delay_lines``.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
-from linexport.graph.edit import END, is_output, producer
-from linexport.graph.states import CONVOLVED
+from linexport.graph.edit import is_output, producer
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
@@ -40,45 +36,19 @@ def run(graph: gs.Graph) -> PassResult:
     if length is None:
         log.debug("no convolution gets a state: no causal node tells the axis of the tokens")
         return PassResult(False)
-    known, taken = Values.of_graph(graph), graph.tensors()
-    numbers = (n for n in itertools.count() if f"{CONVOLVED[0]}{n}" not in taken)
-    seen: dict[tuple[str, int], gs.Variable] = {}
+    known = Values.of_graph(graph)
 
     def match(graph: gs.Graph, node: gs.Node) -> Ends | None:
-        return _causal(graph, node, known, length) if _is_plain(node) else None
+        return causal_ends(graph, node, known, length)
 
     def replace(graph: gs.Graph, node: gs.Node, ends: Ends) -> None:
         given, output = ends
         output.inputs[0].outputs.clear()
-        if not _is_op(node):
-            own = given.name, _before(node)  # a gate sees what the convolution beside it does
-            if own not in seen:
-                seen[own] = _seen(graph, node, given, next(numbers))
-            node.inputs[0], node.outputs, node.attrs["pads"] = seen[own], [output], [0, 0]
-            return
         inputs = [given, *(_stored(t, known) for t in node.inputs[1:])]
         attributes = {"activation": "none"}
         graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [output], domain=DOMAIN))
 
     return rewrite_matches(graph, match, replace, log)
-
-
-def _seen(graph: gs.Graph, node: gs.Node, given: gs.Tensor, number: int) -> gs.Variable:
-    """Return what a convolution sees: its last inputs of the past, a state, and those at hand."""
-    before, (batch, _, length) = _before(node), given.shape
-    channels = node.inputs[1].shape[1] * node.attrs.get("group", 1)
-    shape = [batch, channels, before]
-    past, present = (gs.Variable(f"{name}{number}", given.dtype, shape) for name in CONVOLVED)
-    seen = gs.Variable(f"{node.name}/seen", given.dtype, [batch, channels, f"{before}+{length}"])
-    graph.inputs.append(past)
-    graph.outputs.append(present)
-    slices = [np.asarray([n], np.int64) for n in (-before, END, 2)]
-    ends = [gs.Constant(f"{present.name}/{i}", n) for i, n in enumerate(slices)]
-    graph.nodes += [
-        gs.Node("Concat", seen.name, {"axis": 2}, [past, given], [seen]),
-        gs.Node("Slice", present.name, {}, [seen, *ends], [present]),
-    ]
-    return seen
 
 
 def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
@@ -89,32 +59,43 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
     return gs.Constant(f"{tensor.name}/stored", value)
 
 
+def becomes_op(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> bool:
+    """Return whether this pass replaces a node."""
+    try:
+        return causal_ends(graph, node, known, length) is not None
+    except NoMatchError:
+        return False
+
+
 def _is_plain(node: gs.Node) -> bool:
-    """Return whether a node is a convolution of one axis and stride 1, of two taps or more."""
-    weight = node.inputs[1] if node.op == "Conv" else None
+    """Return whether a node is a convolution of one axis, stride 1 and no gaps, channel by channel.
+
+    It has two taps or more.
+    """
+    weight = node.inputs[1] if node.op == "Conv" and node.inputs else None
     if not isinstance(weight, gs.Constant) or len(weight.shape) != 3 or weight.shape[2] < 2:
         return False
-    strides, auto_pad = (node.attrs.get(name) for name in ("strides", "auto_pad"))
-    return list(strides or [1]) == [1] and auto_pad in (None, "NOTSET", b"NOTSET")
-
-
-def _is_op(node: gs.Node) -> bool:
-    """Return whether a convolution has one kernel a channel, and no gaps in it."""
-    channels, each, _ = node.inputs[1].shape
-    return each == 1 and node.attrs.get("group", 1) == channels and _dilation(node) == 1
-
-
-def _dilation(node: gs.Node) -> int:
-    return int(node.attrs.get("dilations", [1])[0])
+    own = weight.shape[:2] == (node.attrs.get("group", 1), 1)
+    strides, gaps = (list(node.attrs.get(name) or [1]) for name in ("strides", "dilations"))
+    return own and strides == gaps == [1] and node.attrs.get("auto_pad") in (None, "NOTSET")
 
 
 def _before(node: gs.Node) -> int:
     """Return how many tokens before its own a causal convolution sees."""
-    return int(_dilation(node) * (node.inputs[1].shape[2] - 1))
+    return int(node.inputs[1].shape[2] - 1)
 
 
-def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
-    """Return the ends of the causal convolution that a Conv is the middle of."""
+def causal_ends(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends | None:
+    """Return the ends of the causal convolution that a Conv is the middle of.
+
+    Returns:
+        None where it is another convolution than the op does.
+
+    Raises:
+        NoMatchError: it is not causal.
+    """
+    if not _is_plain(node):
+        return None
     given, output = node.inputs[0], node.outputs[0]
     before = _before(node)
     pads = list(node.attrs.get("pads", [0, 0]))
@@ -167,7 +148,7 @@ PASS = Pass(
     name="stateful_causal_conv",
     stage="stream",
     requires="linear attention is fused: its nodes tell which axis holds the tokens",
-    ensures="every causal convolution along the tokens is a CausalConvWithState, or its inputs are "
-    "a state",
+    ensures="every causal convolution along the tokens of one kernel a channel is a "
+    "CausalConvWithState",
     run=run,
 )

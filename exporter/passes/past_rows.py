@@ -1,0 +1,261 @@
+"""Rows of the past as states: the last tokens of a value, in front of those at hand.
+
+    seen = [past_inputs_i, x]       present_inputs_i = seen[-r:]
+
+A state has the batch first and a fixed number of rows, zeros before the first token. Where rows
+before the first token are something else, past_inputs_begun says whether there was a call before:
+
+    seen = [begun ? past_inputs_i : c, x]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.graph.edit import END, is_output
+from linexport.graph.states import CONVOLVED
+from linexport.passes.contract import NoMatchError
+from linexport.recognise.moved import FIRST, Moved
+from linexport.recognise.nodes import written_size
+from linexport.recognise.sizes import ONE, Size, parse
+from linexport.recognise.values import stated_sizes
+
+Shape = list[int | str]
+
+
+@dataclass(frozen=True)
+class RowsLayout:
+    """Where a value has its batch, and what a state of it is like.
+
+    Attributes:
+        place: of the axis of the batch; None where there is no batch.
+        heads: that are in the same axis, behind the batch; 1 for the batch alone.
+        sizes: of the value.
+    """
+
+    place: int | None
+    heads: int
+    sizes: Shape
+
+    @classmethod
+    def of(cls, tensor: gs.Tensor, axis: int, batch: Size | None) -> RowsLayout:
+        """Return the layout of a value whose tokens are along an axis.
+
+        Args:
+            tensor: the value.
+            axis: that of the tokens.
+            batch: the size of the batch; None where the graph has none.
+
+        Raises:
+            NoMatchError: no state can have its rows.
+        """
+        sizes = stated_sizes(tensor)
+        if sizes is None or tensor.dtype is None:
+            raise NoMatchError(f"the sizes or the type of {tensor.name} are not known")
+        if batch is None and all(s.known is not None for i, s in enumerate(sizes) if i != axis):
+            return cls(None, 1, [written_size(s) for s in sizes])
+        for place, size in enumerate(sizes if batch is not None else ()):
+            assert batch is not None
+            heads = size.divided(batch)
+            rest = [s.known for i, s in enumerate(sizes) if i not in (place, axis)]
+            alone = place == 0 or heads == ONE
+            if place != axis and heads is not None and heads.known and alone and None not in rest:
+                return cls(place, heads.known, [written_size(s) for s in sizes])
+        shown = [str(s) for s in sizes]
+        raise NoMatchError(f"{tensor.name} of the sizes {shown} has no batch, or others that vary")
+
+    def with_rows(self, axis: int, rows: int | str) -> Shape:
+        """Return the sizes of the value with another number of tokens."""
+        return [rows if i == axis else size for i, size in enumerate(self.sizes)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A value and its rows of the past.
+
+    Attributes:
+        seen: both.
+        rows: how many are of the past.
+    """
+
+    seen: gs.Tensor
+    rows: int
+
+
+class PastRows:
+    """Writes such states.
+
+    Args:
+        graph: changed in place.
+        tokens: the size of their axis, in its inputs.
+
+    Attributes:
+        batch: the size of the batch; None where tokens have no axis in front that is one.
+    """
+
+    def __init__(self, graph: gs.Graph, tokens: str) -> None:
+        self.graph = graph
+        shapes = [list(t.shape) for t in graph.inputs if tokens in (t.shape or ())]
+        rest = [size for size in shapes[0] if size != tokens]
+        named = shapes[0][0] != tokens or (rest and isinstance(rest[0], str))
+        self.batch = parse(rest[0]) if named else None
+        taken = graph.tensors()
+        self._numbers = (n for n in itertools.count() if f"{CONVOLVED[0]}{n}" not in taken)
+        self._begun: gs.Variable | None = None
+        self._made = 0
+
+    def line(self, source: gs.Tensor, axis: int, rows: int, fill: float | str) -> Line:
+        """Put rows of the past in front of a value.
+
+        Raises:
+            NoMatchError: no state can have its rows.
+        """
+        layout = RowsLayout.of(source, axis, self.batch)
+        past, present = self._state(source, axis, layout, rows)
+        ahead = self._turned(past, layout, axis, rows)
+        if fill != 0:
+            start = self._start(source, axis, layout, fill)
+            begun = self._begun_like(layout)
+            ahead = self._node("Where", [begun, ahead, start], source.dtype, ahead.shape)
+        length = f"{rows}+{layout.sizes[axis]}"
+        seen = self._node(
+            "Concat",
+            [ahead, source],
+            source.dtype,
+            layout.with_rows(axis, length),
+            {"axis": axis},
+        )
+        ends = [self._integers(n) for n in (-rows, END, axis)]
+        last = self._node("Slice", [seen, *ends], source.dtype, layout.with_rows(axis, rows))
+        self._returned(last, present, layout)
+        return Line(seen, rows)
+
+    def place(self, moved: Moved, line: Line) -> None:
+        """Have a value be computed from its line."""
+        result, first = moved.result, line.rows - moved.front
+        steps: list[tuple[str, list[gs.Tensor]]] = []
+        if first or moved.behind < 0:
+            last = moved.behind if moved.behind < 0 else END
+            steps.append(("Slice", [self._integers(n) for n in (first, last, moved.axis)]))
+        if moved.behind > 0:
+            pads = np.zeros((2, len(line.seen.shape)), np.int64)
+            pads[1, moved.axis] = moved.behind
+            end = gs.Constant(self._name(), np.asarray(moved.end, result.dtype))
+            steps.append(("Pad", [gs.Constant(self._name(), pads.ravel()), end]))
+        x = line.seen
+        for op, rest in steps:
+            x = self._node(op, [x, *rest], result.dtype, None)
+        if not steps and is_output(self.graph, result):
+            x = self._node("Identity", [x], result.dtype, None)
+        if steps or is_output(self.graph, result):
+            result.inputs[0].outputs, x.inputs[0].outputs = [], [result]
+            return
+        result.inputs[0].outputs = []
+        for node in list(result.outputs):
+            node.inputs = [x if t is result else t for t in node.inputs]
+
+    def _state(
+        self, source: gs.Tensor, axis: int, layout: RowsLayout, rows: int
+    ) -> tuple[gs.Variable, gs.Variable]:
+        """Return the input and the output of a state, with the batch first."""
+        sizes = layout.with_rows(axis, rows)
+        if layout.place is not None:
+            del sizes[layout.place]
+        heads = [layout.heads] if layout.heads > 1 else []
+        shape = [self._first(), *heads, *sizes]
+        number = next(self._numbers)
+        past, present = (gs.Variable(f"{name}{number}", source.dtype, shape) for name in CONVOLVED)
+        self.graph.inputs.append(past)
+        self.graph.outputs.append(present)
+        return past, present
+
+    def _turned(self, past: gs.Variable, layout: RowsLayout, axis: int, rows: int) -> gs.Variable:
+        """Return a state in the layout of its value."""
+        shape = layout.with_rows(axis, rows)
+        if layout.heads > 1:
+            sizes = self._integers(-1, *(int(size) for size in shape[1:]))
+            return self._node("Reshape", [past, sizes], past.dtype, shape)
+        if layout.place is None:
+            return self._node("Squeeze", [past, self._integers(0)], past.dtype, shape)
+        if layout.place:
+            order = [*range(1, layout.place + 1), 0, *range(layout.place + 1, len(shape))]
+            return self._node("Transpose", [past], past.dtype, shape, {"perm": order})
+        return past
+
+    def _returned(self, last: gs.Variable, present: gs.Variable, layout: RowsLayout) -> None:
+        """Have a state be rows in the layout of its value."""
+        op, rest, attrs = "Identity", list[gs.Tensor](), dict[str, Any]()
+        if layout.heads > 1:
+            op, rest = "Reshape", [self._integers(-1, *present.shape[1:])]
+        elif layout.place is None:
+            op, rest = "Unsqueeze", [self._integers(0)]
+        elif layout.place:
+            others = [i for i in range(len(layout.sizes)) if i != layout.place]
+            op, attrs = "Transpose", {"perm": [layout.place, *others]}
+        if op == "Identity":
+            last.inputs[0].outputs = [present]
+            return
+        self.graph.nodes.append(gs.Node(op, present.name, attrs, [last, *rest], [present]))
+
+    def _start(
+        self, source: gs.Tensor, axis: int, layout: RowsLayout, fill: float | str
+    ) -> gs.Tensor:
+        """Return what rows before the first token are."""
+        if fill != FIRST:
+            return gs.Constant(self._name(), np.asarray(fill, source.dtype))
+        ends = [self._integers(n) for n in (0, 1, axis)]
+        return self._node("Slice", [source, *ends], source.dtype, layout.with_rows(axis, 1))
+
+    def _begun_like(self, layout: RowsLayout) -> gs.Variable:
+        """Return whether there was a call before, with axes as those of a value."""
+        if self._begun is None:
+            self._begun = self._counted()
+        rank, batch = len(layout.sizes), 1 if layout.place is None else layout.sizes[layout.place]
+        flag = self._begun
+        if layout.heads > 1:
+            sizes = self._integers(1, layout.heads)
+            flag = self._node("Expand", [flag, sizes], np.bool_, [self._first(), layout.heads])
+        shape: Shape = [batch if i == layout.place else 1 for i in range(rank)]
+        target = self._integers(*(-1 if i == layout.place else 1 for i in range(rank)))
+        return self._node("Reshape", [flag, target], np.bool_, shape)
+
+    def _counted(self) -> gs.Variable:
+        """Return (B, 1), true after the first call: a state that becomes one."""
+        names, shape = (f"{name}begun" for name in CONVOLVED), [self._first(), 1]
+        past, present = (gs.Variable(name, np.float32, shape) for name in names)
+        self.graph.inputs.append(past)
+        self.graph.outputs.append(present)
+        size = self._node("Shape", [past], np.int64, [2])
+        one = {"value": gs.Constant(self._name(), np.ones(1, np.float32))}
+        self.graph.nodes.append(gs.Node("ConstantOfShape", present.name, one, [size], [present]))
+        zero = gs.Constant(self._name(), np.zeros((), np.float32))
+        return self._node("Greater", [past, zero], np.bool_, shape)
+
+    def _first(self) -> int | str:
+        """Return the first size of a state."""
+        return 1 if self.batch is None else written_size(self.batch)
+
+    def _integers(self, *values: int) -> gs.Constant:
+        return gs.Constant(self._name(), np.asarray(values, np.int64))
+
+    def _name(self) -> str:
+        self._made += 1
+        return f"past_rows/{self._made}"
+
+    def _node(
+        self,
+        op: str,
+        inputs: list[gs.Tensor],
+        dtype: Any,
+        shape: Sequence[int | str] | None,
+        attrs: dict[str, Any] | None = None,
+    ) -> gs.Variable:
+        result = gs.Variable(self._name(), dtype, shape)
+        self.graph.nodes.append(gs.Node(op, result.name, attrs or {}, inputs, [result]))
+        return result
