@@ -6,7 +6,7 @@ is one of them by
     its name        the same, or one of ``NAMES`` that earlier releases had for it,
     its annotation  the library's ``Cache`` is the cache,
     its place       between two that are known, where as many are missing as are unknown,
-    a word of it    the only unknown one with "mask" in its name is the mask.
+    a word of it    the only unknown one that has "mask" in its name is the mask.
 
 Nothing of this is a proof: parity compares every model with its library's own code. What is unknown
 and has a default is left out; what is unknown and must be given is refused by its name.
@@ -33,7 +33,7 @@ NAMES = {
 ANNOTATIONS = {"cache": re.compile(r"\bCache\b")}
 """Words in the annotation of a parameter that has no known name."""
 
-WORDS = {"attention_mask": "mask"}
+WORDS = {"attention_mask": "mask", "position_ids": "position"}
 """Words in the name of a parameter that is not a known one."""
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -86,20 +86,16 @@ def _by_name(own: Mapping[str, Parameter], needed: Mapping[str, Parameter]) -> d
 def _by_place(
     own: Mapping[str, Parameter], needed: Mapping[str, Parameter], found: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return names by the known ones before and after them."""
+    """Return names of what must be given by the known ones before and after them."""
     order, placed = list(own), dict[str, str]()
     for before, missing, after in _gaps(list(needed), found):
         first = order.index(found[before]) + 1 if before else 0
         last = order.index(found[after]) if after else len(order)
-        unknown = [n for n in order[first:last] if n not in found.values()]
-        must, known = (
-            [n for n in missing if _must(needed[n])],
-            [n for n in unknown if _must(own[n])],
-        )
-        for names, places in ((missing, unknown), (must, unknown), (must, known)):
-            if names and len(names) == len(places):
-                placed |= dict(zip(names, places, strict=True))
-                break
+        # A parameter with a default may as well be a new one.
+        unknown = [n for n in order[first:last] if n not in found.values() and _must(own[n])]
+        must = [n for n in missing if _must(needed[n])]
+        if len(must) == len(unknown):
+            placed |= dict(zip(must, unknown, strict=True))
     return placed
 
 

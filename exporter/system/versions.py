@@ -35,7 +35,10 @@ class Window:
         if found is None:
             return f"{self.package} is not installed: {install}."
         if self.holds(found):
-            return f"{self.package} {found} is installed, one of those tested."
+            return (
+                f"{self.package} {found} is installed, and linexport is tested with {self.oldest} "
+                f"to {self.newest}, but not with this form of it."
+            )
         return (
             f"{self.package} {found} is installed; linexport is tested with {self.oldest} to "
             f"{self.newest}: {install}, or update linexport."
