@@ -110,8 +110,8 @@ def align(a: Interpreter, inputs: Sequence[TokenValue]) -> Aligned:
     if times and spans(axes):
         when = " and ".join(sorted(time.value for time in times))
         raise MixingError(
-            f"gives every token what is known {when}",
-            "what a token reads of others must come through a state",
+            f"combines every token with a value {when}",
+            "a token may read others through a state, or up to its own by a causal mask",
         )
     if len(times) > 1:
         raise MixingError("puts values from before a call and after it together")
@@ -174,7 +174,7 @@ def _factor(
         inside = [f for _, f in others if f.step]
         if inside and not inside[0].aligned and len(inside) < len(others):
             raise MixingError(
-                "reads the place of a token in a chunk, which begins anew in every call"
+                "depends on the place of a token in its chunk, which begins anew in every call"
             )
         return inside[0] if inside else others[0][1]
     if others:
@@ -257,7 +257,7 @@ def _untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> Token
     else:
         raise MixingError(
             "reads tokens at the beginning of each call",
-            "what the first tokens of a sequence are must not be read by later ones",
+            "later tokens must not read the first ones of a call",
         )
     axes = list(value.known_axes)
     axes[place] = (Fixed(span.size),)

@@ -20,7 +20,7 @@ from linexport.token_flow.axes import size_of, span_of
 from linexport.token_flow.constants import along_tokens
 from linexport.token_flow.interpreter import FlowKind, Followed, Interpreter
 from linexport.token_flow.lengths import of
-from linexport.token_flow.values import Tag, Time, TokenValue
+from linexport.token_flow.values import Time, TokenValue
 
 assert rules
 
@@ -141,14 +141,19 @@ def _output_fault(a: Interpreter, value: TokenValue) -> tuple[int | None, str] |
         return None, "gives an output for each pair of tokens"
     for axis in found:
         span = span_of(axis)
+        if span is None and len(axis) > 1:
+            return None, "gives sequences and their tokens in one axis"
         if span is None:
             continue
         if span.valid_from != a.past and span.real is not None:
-            return span.filled_by, "puts rows in front of the tokens of each call"
+            return (
+                span.filled_by,
+                "puts rows of zeros or weights in front of the tokens of each call",
+            )
         if span.start != a.past:
             ahead = (span.start - a.past).number
             if ahead is not None and ahead > 0:
-                return None, f"gives each token what is of tokens up to {ahead} ahead"
+                return None, f"lets tokens read up to {ahead} later ones"
             return None, "gives an output for other tokens than those of a call"
         if span.stop != a.end:
             return None, "gives an output for fewer or more tokens than there are"
@@ -169,8 +174,7 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
         return None, f"gives a state {state.present} that no rows of {state.past} precede"
     span = span_of(value.axes[join.axis]) if value.axes else None
     own = span_of(join.value.known_axes[join.axis])
-    tag = Tag(("rows of", state.past))
-    if span is None or own is None or value.tag != tag or join.order is not None:
+    if span is None or own is None or value.tag != join.value.tag or join.order is not None:
         return join.node, "gives other rows to the next call than it takes from the one before"
     size = size_of(value.known_axes[join.axis])
     whole = own.start == of(0) and span.start == of(0)

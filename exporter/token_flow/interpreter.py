@@ -135,7 +135,7 @@ class Interpreter:
         for node in self.graph.nodes:
             self.visit(node)
 
-    # What rules ask
+    # Queries of rules
 
     @property
     def number(self) -> int:
@@ -250,7 +250,9 @@ class Interpreter:
             own.kind = kind
 
     def depends_on_piece(self, value: TokenValue) -> bool:
-        """Return whether known elements depend on where a sequence is cut."""
+        """Return whether elements depend on where a sequence is cut."""
+        if value.by_call:
+            return True
         if value.form is not None:
             return bool(value.form.number.symbols & self.symbols)
         numbers = () if value.numbers is None else value.numbers.flat
@@ -271,6 +273,18 @@ class Interpreter:
                     "an offset; other values must not depend on the length",
                 )
 
+    def check_aligned(self, axis: Axis) -> None:
+        """Check that a chunk has its tokens at the same places however a sequence is cut.
+
+        Raises:
+            MixingError: it has not.
+        """
+        if any(isinstance(f, Fixed) and f.step and not f.aligned for f in axis):
+            raise MixingError(
+                "depends on the place of a token in its chunk, which begins anew in every call",
+                "let the number of tokens be a multiple of the chunk: --dim, or torch.export.Dim",
+            )
+
     # How nodes are followed
 
     def visit(self, node: gs.Node) -> None:
@@ -284,7 +298,7 @@ class Interpreter:
         try:
             if key not in RULES:
                 raise MixingError(
-                    f"is an operator that cannot be followed: {key}",
+                    f"is {key}, an operator that is not followed",
                     "write it in standard operators",
                 )
             outputs = list(RULES[key](self, node))
@@ -360,7 +374,7 @@ class Interpreter:
             return TokenValue(None, tokens=True)
         if state is None:
             axes = tuple(self.axis_of(self.size(size)) for size in shape)
-            return TokenValue(axes, tokens=bool(spans(axes)))
+            return TokenValue(axes, tokens=bool(spans(axes)), tag=Tag(tensor.name))
         axes = tuple(fixed(self.size(size)) for size in shape)
         found = TokenValue(axes, time=Time.BEFORE, tokens=True, states=frozenset({tensor.name}))
         if state.op == POSITIONS:

@@ -20,9 +20,9 @@ SMALL = 512
 class Time(enum.Enum):
     """At which point of the stream a value without an axis of tokens is taken."""
 
-    ALWAYS = "the same in every call"
-    BEFORE = "after the tokens of earlier calls"
-    AFTER = "after the tokens of this call"
+    ALWAYS = "that is the same in every call"
+    BEFORE = "from before the call"
+    AFTER = "from the end of the call"
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class TokenValue:
         tag: which values it has.
         faults: numbers of the nodes that mix tokens on the way to it.
         states: names of the states it is made of alone.
+        by_call: whether its elements depend on where a sequence is cut, in a way that its numbers
+            and its form do not tell.
     """
 
     axes: tuple[Axis, ...] | None
@@ -83,6 +85,7 @@ class TokenValue:
     tag: Tag | None = None
     faults: frozenset[int] = frozenset()
     states: frozenset[str] = frozenset()
+    by_call: bool = False
 
     @property
     def rank(self) -> int:
@@ -149,7 +152,21 @@ class TokenValue:
 
     def without_numbers(self) -> TokenValue:
         """Return the value of which no element is known."""
-        return replace(self, numbers=None, form=None, mask=NOTHING_KNOWN, tag=None)
+        found = self.without_form(True)
+        return replace(found, numbers=None, mask=NOTHING_KNOWN, tag=None)
+
+    def without_form(self, lost: bool = False) -> TokenValue:
+        """Return the value with its numbers as linear in indices, or without them if they are not.
+
+        Args:
+            lost: whether they are not known to be linear any more, either.
+        """
+        form = None if lost else self.linear()
+        numbers = () if self.numbers is None else self.numbers.flat
+        symbols = [n.symbols for n in numbers if isinstance(n, Length)]
+        symbols += [] if self.form is None else [self.form.number.symbols]
+        by_call = self.by_call or (form is None and any(symbols))
+        return replace(self, numbers=None, form=form, by_call=by_call)
 
 
 class MixingError(Exception):

@@ -81,7 +81,7 @@ def _over_tokens(
     a.check_same_everywhere(*around)
     lost = [i for i in range(len(states)) if not _is_carried(a, node, i)]
     if lost:
-        raise MixingError("carries a state that is no input and output of the model", STATE)
+        raise MixingError("carries a state that is not an input and an output of the model", STATE)
     names = [t.name for t in body.inputs]
     begin = [_inside(a, t) for t in body.inputs[: len(states)]]
     given = [replace(v, tokens=True, time=Time.ALWAYS) for v in inner]
@@ -150,8 +150,7 @@ def _over_others(
 ) -> Sequence[TokenValue]:
     """Follow a loop over an axis without tokens, until what it carries stays the same."""
     body = node.attrs["body"]
-    if any(f.step and not f.aligned for f in along):
-        raise MixingError("runs over the tokens of a chunk, which begins anew in every call")
+    a.check_aligned(along)
     found = _settled(a, body, (), states, inner)
     every = []
     for value, place in zip(found[len(states) :], outs, strict=True):
@@ -218,13 +217,13 @@ def loop(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     ends = [a.value(t) for t in node.inputs[:2] if not t.is_empty()]
     a.check_same_everywhere(*ends)
     if any(v.tokens or v.faults or v.time != Time.ALWAYS for v in ends):
-        raise MixingError("runs as often as values of tokens, or their number, say")
+        raise MixingError("runs a number of times that depends on the tokens")
     step = [TokenValue(()), TokenValue(())]
     carried = [a.value(t) for t in node.inputs[2:]]
     count = len(carried)
     found = _settled(a, body, step, carried, skipped=1)
     if found[0].tokens or found[0].faults:
-        raise MixingError("runs until values of tokens say so")
+        raise MixingError("runs until a condition on the tokens holds")
     every = [a.stated(t) for t in node.outputs[count:]]
     known = []
     for stated, value in zip(every, found[count + 1 :], strict=True):

@@ -80,13 +80,14 @@ def with_axes(given: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     before = [(axis, place) for place, axis in enumerate(given.known_axes) if axis]
     after = [(axis, place) for place, axis in enumerate(axes) if axis]
     same = [axis for axis, _ in before] == [axis for axis, _ in after]
-    form, mask, tag = given.linear(), Mask(), None
+    form, mask, tag, by_call = given.linear(), Mask(), None, given.by_call
     if form is not None and same:
         by = [0] * len(axes)
         for (_, old), (_, new) in zip(before, after, strict=True):
             by[new] = form.by[old]
         form = Affine(form.number, tuple(by))
     elif form is not None:
+        by_call = by_call or (any(form.by) and bool(form.number.symbols))
         form = None if any(form.by) else Affine(form.number, (0,) * len(axes))
     pairs = pair_of(given.known_axes), pair_of(axes)
     if None not in pairs:
@@ -97,7 +98,10 @@ def with_axes(given: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     if numbers is not None:
         counts = [size_of(axis).number for axis in axes]
         numbers = None if None in counts else numbers.reshape([int(n or 0) for n in counts])
-    return replace(given, axes=tuple(axes), form=form, mask=mask, tag=tag, numbers=numbers)
+    if given.numbers is not None and numbers is None and form is None:
+        by_call = by_call or given.without_numbers().by_call
+    found = replace(given, axes=tuple(axes), form=form, mask=mask, tag=tag)
+    return replace(found, numbers=numbers, by_call=by_call)
 
 
 @rule("Unsqueeze")

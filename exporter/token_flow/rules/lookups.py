@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of
+from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of
 from linexport.token_flow.broadcasting import align
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import ZERO, Length, of
 from linexport.token_flow.rules.pieces import HISTORY
 from linexport.token_flow.values import SMALL, Affine, MixingError, Time, TokenValue
 
-COMPUTED = "takes tokens at places that it computes"
+COMPUTED = "takes tokens at computed places"
 
 
 @rule("Gather")
@@ -29,8 +29,7 @@ def gather(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     known = _of_numbers(given, index, place)
     if known is not None:
         return [known]
-    if any(f.step and not f.aligned for f in axis):
-        raise MixingError("reads the place of a token in a chunk, which begins anew in every call")
+    a.check_aligned(axis)
     if given.uniform is None:
         a.check_same_everywhere(index)
     a.check_same_everywhere(given)
@@ -42,7 +41,7 @@ def _looked_up(given: TokenValue, index: TokenValue, axes: tuple[Axis, ...]) -> 
     """Return rows that are looked up along an axis without tokens."""
     times = {given.time, index.time} - {Time.ALWAYS}
     if len(times) > 1 or (times and any(map(has_tokens, axes))):
-        raise MixingError("gives every token what is known before or after a call")
+        raise MixingError("combines every token with a value from before the call, or from its end")
     return TokenValue(
         axes,
         time=next(iter(times), Time.ALWAYS),
@@ -114,9 +113,13 @@ def _windows(a: Interpreter, index: TokenValue, form: Affine, span: Span) -> int
             nearest += max(by * (size - 1), 0)
     if nearest > 0:
         raise MixingError(f"reads {nearest} tokens ahead")
+    # Places before the first row would be counted from the last one.
+    ends = (first.start + of(farthest) - span.start, span.stop - (first.stop + of(nearest)))
+    inside = all(end.least is not None and end.least >= 0 for end in ends)
     missing = (span.valid_from - (first.start + of(farthest))).number
-    if span.valid_from.number is None and (missing is None or missing > 0):
-        raise MixingError(f"reaches {-farthest} tokens back, before the first of a call", HISTORY)
+    real = span.valid_from.number is not None or (missing is not None and missing <= 0)
+    if not (inside and real):
+        raise MixingError(f"looks back {-farthest} tokens, before the first of a call", HISTORY)
     return -farthest
 
 
@@ -139,7 +142,7 @@ def _at_ends(
             if (a.past - token).number <= 0:  # type: ignore[operator]
                 raise MixingError(
                     "reads tokens at the beginning of each call",
-                    "the first tokens of a sequence must not be read by later ones",
+                    "later tokens must not read the first ones of a call",
                 )
             times.add(Time.BEFORE)
         else:
@@ -148,7 +151,7 @@ def _at_ends(
         raise MixingError("takes tokens from both ends of a call")
     axes = (*given.known_axes[:place], *index.known_axes, *given.known_axes[place + 1 :])
     if any(map(has_tokens, axes)) and times != {Time.ALWAYS}:
-        raise MixingError("gives every token what is known before or after a call")
+        raise MixingError("combines every token with a value from before the call, or from its end")
     return replace(given.without_numbers(), axes=axes, time=times.pop())
 
 
@@ -178,8 +181,7 @@ def gather_elements(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
             a.note(FlowKind.WINDOW, reached, span.rows)
         axes = (*met.axes[:place], kept, *met.axes[place + 1 :])
         return [replace(given.without_numbers(), axes=axes)]
-    if any(isinstance(f, Fixed) and f.step and not f.aligned for f in axis):
-        raise MixingError("reads the place of a token in a chunk, which begins anew in every call")
+    a.check_aligned(axis)
     a.check_same_everywhere(given, index)
     parts = [replace(v.without_numbers(), axes=_without(v, place)) for v in (given, index)]
     met = align(a, parts)
@@ -205,7 +207,7 @@ def scatter_elements(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     place = node.attrs.get("axis", 0) % given.rank
     values = (given, index, updates)
     if any(has_tokens(v.known_axes[place]) for v in values):
-        raise MixingError("puts values at places of tokens that it computes")
+        raise MixingError("puts values at computed places of tokens")
     a.check_same_everywhere(*values)
     parts = [replace(v.without_numbers(), axes=_without(v, place)) for v in values]
     met = align(a, parts)
@@ -243,7 +245,7 @@ def scatter_nd(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow elements that are put at several places, of what has no tokens."""
     values = a.inputs(node)
     if any(v.spans for v in values):
-        raise MixingError("puts values at places of tokens that it computes")
+        raise MixingError("puts values at computed places of tokens")
     a.check_same_everywhere(*values)
     found = values[0].without_numbers()
     times = {v.time for v in values} - {Time.ALWAYS}
@@ -259,5 +261,5 @@ def chosen(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a choice whose number is not known, of what has no tokens."""
     values = a.inputs(node)
     if any(v.spans or v.tokens for v in values):
-        raise MixingError("gives as many elements as there are of a kind among the tokens")
+        raise MixingError("gives a number of elements that depends on the tokens")
     return [replace(a.stated(t), tokens=False) for t in node.outputs]

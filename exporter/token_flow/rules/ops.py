@@ -27,7 +27,7 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a node of a linexport op."""
     op = all_ops().get(node.op)
     if op is None:
-        raise MixingError(f"is an operator that cannot be followed: {node.domain}:{node.op}")
+        raise MixingError(f"is {node.domain}:{node.op}, an operator that is not followed")
     given = {
         name: a.value(t)
         for name, t in zip(op.input_names, node.inputs, strict=False)
@@ -43,7 +43,7 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     span = _tokens(a, node, op, read)
     a.check_same_everywhere(*read.values())
     if any(v.time != Time.ALWAYS for v in read.values()):
-        raise MixingError("gives every token what is known before or after a call")
+        raise MixingError("combines every token with a value from before the call, or from its end")
     carries = span is not None and op.has_state and bool(ports)
     if carries:
         _check_states(a, node, ports)
@@ -112,9 +112,9 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
     if first.start != a.past or first.stop != a.end:
         ahead = (first.start - a.past).number or 0
         what = (
-            f"gives tokens what is of tokens up to {ahead} ahead of them"
+            f"lets tokens read up to {ahead} later ones"
             if ahead > 0
-            else ("gives other tokens than those of a call")
+            else ("gives other tokens than those of the call")
         )
         raise MixingError(what, at=first.moved_by)
     return first
@@ -134,7 +134,7 @@ def _check_states(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> 
         presents = {t.name for o in outputs for t in _results(o)}
         if not any(a.states[name].present in presents for name in names):
             raise MixingError(
-                f"has a state {port.name} that is no input and output of the model",
+                f"has a state {port.name} that is not an input and an output of the model",
                 "leave the state to begin a sequence out, or let it be zeros",
             )
         a.carried |= {name for name in names if a.states[name].present in presents}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of
+from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of
 from linexport.token_flow.broadcasting import align
 from linexport.token_flow.interpreter import FlowKind, Interpreter, Join, rule
 from linexport.token_flow.lengths import ZERO, Length, of
@@ -18,7 +18,7 @@ from linexport.token_flow.values import Affine, MixingError, Tag, Time, TokenVal
 END = 1 << 31
 """Numbers from here on stand for the end of an axis, as exporters write it."""
 
-FILLED = "puts rows that are no tokens in front of those of each call"
+FILLED = "puts rows of zeros or weights in front of the tokens of each call"
 HISTORY = (
     "rows of earlier tokens must come from a state: a delay or a difference by a constant does"
 )
@@ -100,7 +100,7 @@ def _place(bound: Length, size: Length, is_start: bool) -> Length:
     elif (-bound).is_at_least_zero:
         found = size + bound
     else:
-        raise MixingError("cuts tokens where sizes that are not known say")
+        raise MixingError("cuts tokens at a size that is not known")
     # A bound beyond the axis is its end: in a call of few tokens more than was there is meant.
     inside = (size - found).least is not None and (size - found).least >= 0
     if not inside or (is_start and (found.least is None or found.least < 0)):
@@ -116,9 +116,7 @@ def _elements(
     """Return a part of an axis without tokens."""
     axis = given.known_axes[place]
     size = size_of(axis)
-    inside = any(f.step for f in axis)
-    if inside and not all(f.aligned for f in axis if isinstance(f, Fixed)):
-        raise MixingError("reads the place of a token in a chunk, which begins anew in every call")
+    a.check_aligned(axis)
     count, bounds = size.number, (start.number, end.number)
     form, numbers = given.linear(), given.numbers
     if count is not None and None not in bounds:
@@ -133,7 +131,7 @@ def _elements(
         made, begin, numbers = a.axis_of((last - first) // of(abs(step))), first, None
         if (has_tokens(made) or (last - first).symbols & a.symbols) and given.uniform is None:
             raise MixingError(
-                "takes as many rows of a table as a call has tokens, from the first on",
+                "takes the first rows of a table in every call, as many as there are tokens",
                 "rows that positions look up, table[torch.arange(x.shape[1])], get an offset",
             )
     if form is not None:
@@ -238,7 +236,7 @@ def _tokens_joined(
         follows = (other.start, other.step) == (span.stop, span.step)
         if not follows or tag is None or part.tag != tag:
             raise MixingError(
-                "puts tokens in another order, or other values in front of a part of them", HISTORY
+                "reorders tokens, or puts other values in front of a part of them", HISTORY
             )
         span = replace(span, stop=other.stop)
     for part in reversed(parts[:first]):
@@ -249,8 +247,10 @@ def _tokens_joined(
     timeless = [replace(p, time=Time.ALWAYS) if p is begin and state else p for p in parts]
     found = _joined(a, timeless, place, (span,))
     if state:
-        tag = Tag(("rows of", state))
-        found = replace(found, tag=tag)
+        found = replace(found, tag=Tag(("rows of", state, parts[first].tag)))
+        before = a.joins.get(state)
+        if before is not None and before.value.tag != found.tag:
+            raise MixingError("reads rows of a state that are of other tokens")
         order = begin.tag.order if begin.tag else None
         a.joins[state] = Join(a.number, found, order, place)
         a.note(FlowKind.STATEFUL)
@@ -266,7 +266,7 @@ def _in_front(a: Interpreter, part: TokenValue, place: int, span: Span, state: b
     if part.time == Time.BEFORE:
         named = part.tag is not None and part.states == {part.tag.source}
         if not (state and named and len(part.states) == 1) or span.real is not None:
-            raise MixingError("puts rows in front of tokens that are no state by themselves")
+            raise MixingError("puts rows in front of tokens that are not a state by themselves")
         if span.start != a.past:
             raise MixingError("puts rows of a state in front of other tokens than those of a call")
         rows = None if size == a.past else size.number
@@ -302,7 +302,7 @@ def pad(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         axis = found[place]
         span = span_of(axis)
         if has_tokens(axis) and (span is None or mode != "constant"):
-            raise MixingError(f"puts copies of other tokens around those of a call ({mode})")
+            raise MixingError(f"pads the tokens of a call with copies of them ({mode})")
         if span is None:
             if any(f.step for f in axis):
                 raise MixingError("puts numbers around the tokens of a chunk")

@@ -129,7 +129,7 @@ def counted(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     span = span_of(axis)
     first = span.start if span is not None else ZERO
     if len(axis) != 1 or (span is not None and span.step != 1):
-        raise MixingError("counts what is no number of tokens")
+        raise MixingError("counts to a number that is not that of the tokens")
     # Element i is token first + i, so that start + step i is start + step (token - first).
     return [TokenValue((axis,), form=Affine(start - of(step) * first, (step,)))]
 

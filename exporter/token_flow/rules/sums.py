@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, Fixed, Span, has_tokens, span_of
+from linexport.token_flow.axes import Axis, Span, has_tokens, span_of
 from linexport.token_flow.broadcasting import elementwise, pair_of
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import of
@@ -99,18 +99,13 @@ def check_along(
         MixingError: they are tokens that another call has, or may have; with ``whole``.
     """
     axis = given.known_axes[place]
-    inside = [f for f in axis if isinstance(f, Fixed) and f.step]
-    if any(not f.aligned for f in inside):
-        raise MixingError(
-            "is of the tokens of a chunk, and chunks begin anew in every call",
-            "let the number of tokens be a multiple of the chunk: --dim, or torch.export.Dim",
-        )
+    a.check_aligned(axis)
     if not has_tokens(axis):
         return
     span, pair = span_of(axis), pair_of(given.known_axes)
     advice = ADVICE.get(op, "")
     if span is None or pair is None or neutral is None:
-        raise MixingError("is of all tokens of a call", advice, values=whole)
+        raise MixingError("reduces over all tokens of a call", advice, values=whole)
     other = given.known_axes[pair[0] if pair[1] == place else pair[1]]
     mask = given.mask if pair[1] == place else given.mask.turned()
     query = span_of(other)
@@ -120,7 +115,11 @@ def check_along(
         return
     nearest, farthest = hull
     if nearest < 0:
-        raise MixingError("is of tokens behind a token's own as well, or of all of a call", advice)
+        raise MixingError("reads later tokens", advice)
+    # Up to that distance before the last query, there must be a key for each query.
+    behind = (span.stop - (query.stop - of(int(nearest)))).least
+    if behind is None or behind < 0:
+        raise MixingError("reads fewer of the last tokens than there are", advice)
     _check_rows(a, span, query, farthest, advice)
 
 
@@ -131,14 +130,14 @@ def _check_rows(a: Interpreter, span: Span, query: Span, farthest: float, advice
         a.note(FlowKind.STATEFUL)
     if math.isinf(farthest):
         if not everything:
-            raise MixingError("is of all earlier tokens, which other calls have", advice)
+            raise MixingError("reads all earlier tokens, and has those of this call alone", advice)
         return
     reach = int(farthest)
     missing = (span.valid_from - (query.start - of(reach))).number
     if not everything and (missing is None or missing > 0):
         raise MixingError(
-            f"reaches {reach} tokens back, and there are rows of "
-            f"{'none' if missing is None else reach - missing} of them",
+            f"looks back {reach} tokens, and has rows of "
+            f"{0 if missing is None else reach - missing} of them",
             "a window over the last tokens needs a state of their rows",
         )
     if reach:
@@ -177,7 +176,7 @@ def _is_zero(x: float) -> bool:
 
 def _bare(value: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     """Return a value with further axes of size 1."""
-    return with_axes(replace(value, numbers=None, form=value.linear()), axes)
+    return with_axes(value.without_form(), axes)
 
 
 @rule("Gemm")
@@ -201,7 +200,7 @@ def einsum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         if len(set(term)) < len(term):
             raise MixingError("reads a diagonal, which cannot be followed")
         order = sorted(range(len(term)), key=lambda i, term=term: letters.index(term[i]))
-        moved = transposed(replace(value, numbers=None, form=value.linear()), order)
+        moved = transposed(value.without_form(), order)
         own = dict(zip([term[i] for i in order], moved.known_axes, strict=True))
         spread.append(_bare(moved, [own.get(letter, ()) for letter in letters]))
     found = elementwise(a, "Mul", spread) if len(spread) > 1 else spread[0]
@@ -243,7 +242,7 @@ def softmax(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         own = given.mask.at(0)
         if own is not None and (own.number is None or neutral(own.number)):
             raise MixingError(
-                "is of no token at the first one, where all are masked",
+                "masks every token at the first one",
                 "let every token see itself",
             )
     return [elementwise(a, node.op, [given])]
@@ -350,7 +349,7 @@ def recurrence(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     given = a.value(node.inputs[0])
     if any(v.spans for v in a.inputs(node)):
         raise MixingError(
-            "carries a state from token to token that is no input and output of the model",
+            "carries a state from token to token that is not an input and an output of the model",
             "write it as a loop over tokens (torch.scan, or a Python loop), which gets a state",
         )
     times = [v.time for v in a.inputs(node)]

@@ -43,7 +43,7 @@ def global_pooling(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow a mean over all axes behind the channels."""
     given = a.value(node.inputs[0])
     if any(map(has_tokens, given.known_axes[2:])):
-        raise MixingError("is of all tokens of a call")
+        raise MixingError("reduces over all tokens of a call")
     axes = (*given.known_axes[:2], *[()] * (given.rank - 2))
     return [replace(given.without_numbers(), axes=axes)]
 
@@ -64,7 +64,7 @@ def _slid(
     for n, axis in enumerate(given.known_axes[2:]):
         width = kernel[n]
         if not has_tokens(axis):
-            axes.append(_beside(a, node, n))
+            axes.append(_other_axis(a, node, n))
             continue
         span = span_of(axis)
         plain = span is not None and width is not None and node.op != "ConvTranspose"
@@ -76,7 +76,7 @@ def _slid(
     return replace(given.without_numbers(), axes=tuple(axes))
 
 
-def _beside(a: Interpreter, node: gs.Node, place: int) -> Axis:
+def _other_axis(a: Interpreter, node: gs.Node, place: int) -> Axis:
     """Return an axis without tokens of a result, as the graph states its size."""
     return fixed(a.axis_size(None, node.outputs[0], place + 2))
 
