@@ -148,7 +148,7 @@ def main() -> None:
         weights, artifact = source(folder, given.dim), folder / "artifact"
         linexport.convert(weights, artifact, bench=False)
         threads = given.threads
-        library = genai(write_genai(artifact, folder / "genai"), threads)
+        library = genai(write_genai(artifact, folder / "genai").path, threads)
         many = serve(artifact, folder / "many.log", "--slots", CLIENTS, "--threads", threads)
         single = serve(artifact, folder / "one.log", "--slots", 1, "--threads", threads)
         with many as ours, single as one, llama(given.llama, weights, threads) as theirs:

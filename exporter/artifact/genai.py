@@ -11,13 +11,18 @@ Where a model's states come in such pairs they are renamed. Other states (severa
 layer, normalisers, none) are packed into one pair: recurrent_state is all of them end to end, at
 the price of copying them at every step.
 
-Source: src/models/{recurrent_state,kv_cache,position_inputs}.cpp of onnxruntime-genai 0.18.
+Prompts of several lengths are padded on the right there: in a batch, padding tokens behind the last
+other token of a row are 0 in the mask, those in front of the first are taken for tokens. So states
+are those of each row's last token, see ``Rewiring.end_at_last_tokens``.
+
+Source: src/models/{recurrent_state,kv_cache,position_inputs,logits}.cpp of onnxruntime-genai 0.18.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +42,35 @@ PAST, PRESENT = "past_key_values.{}.{}", "present.{}.{}"
 CONTEXT = 131072
 """Written where nothing limits the model: the library wants a number."""
 
+PADDED = (
+    "Prompts of a batch may have several lengths: pad them on the right with token {}, as "
+    "Tokenizer.encode_batch does. onnxruntime-genai takes padding on the left for tokens of the "
+    "prompt."
+)
+EVEN = "Prompts of a batch need one length: {}, so that padding would be read as tokens."
 
-def write_genai(artifact: str | Path, output: str | Path) -> Path:
+
+@dataclass(frozen=True)
+class GenaiFolder:
+    """A folder that onnxruntime-genai runs.
+
+    Attributes:
+        path: of it.
+        padded: prompts of several lengths may be padded on the right.
+        note: what users need to know of batches.
+    """
+
+    path: Path
+    padded: bool
+    note: str
+
+
+def write_genai(artifact: str | Path, output: str | Path) -> GenaiFolder:
     """Write a folder for ``onnxruntime_genai.Model``: the model, its configuration, its tokenizer.
 
     Args:
         artifact: folder of a language model that streams.
         output: a new or empty folder.
-
-    Returns:
-        ``output``.
 
     Raises:
         UsageError: no such artifact, no language model, no states, key-value rows of several
@@ -79,15 +103,18 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     _check_mask(manifest, states)
     _check_rows(source, states)
     model = onnx.load_model(str(source / manifests.MODEL))
-    _rewire(model, states, language_interface(manifest).tokens)
+    why_even = _rewire(model, states, language_interface(manifest).tokens)
+    config = _config(manifest, states, source)
     onnx.checker.check_model(model)
     with write.staged(place) as folder:
         write.save_model(model, folder)
-        (folder / CONFIG).write_text(json.dumps(_config(manifest, states, source), indent=2))
+        (folder / CONFIG).write_text(json.dumps(config, indent=2))
         kept = [name for name in manifests.LANGUAGE_FILES if name in manifest.files]
         write.copy_files((source / name for name in kept), folder)
         write.publish(folder, place)
-    return place
+    padding = PADDED.format(config["model"]["pad_token_id"])
+    note = padding if why_even is None else EVEN.format(why_even)
+    return GenaiFolder(place, why_even is None, note)
 
 
 def _check_mask(manifest: manifests.Manifest, states: Sequence[State]) -> None:
@@ -111,9 +138,17 @@ def _check_rows(source: Path, states: Sequence[State]) -> None:
         )
 
 
-def _rewire(model: onnx.ModelProto, states: Sequence[State], tokens: str) -> None:
-    """Change the inputs and outputs of a model in place."""
-    work = Rewiring(model)
+def _rewire(model: onnx.ModelProto, states: Sequence[State], tokens: str) -> str | None:
+    """Change the inputs and outputs of a model in place.
+
+    Returns:
+        The reason why prompts of a batch need one length; None where they may be padded.
+    """
+    work, why_even = Rewiring(model), None
+    if MASK not in [i.name for i in model.graph.input]:
+        why_even = f"the model has no {MASK}"
+    elif left := work.end_at_last_tokens(states):
+        why_even = f"the state {left[0].past} has no place for each row's last token"
     for state in states:
         found = rows(state)
         if found is not None:
@@ -129,6 +164,7 @@ def _rewire(model: onnx.ModelProto, states: Sequence[State], tokens: str) -> Non
         work.pass_through(*_names(0, "conv_state"), [1, 1])
     work.mask(tokens, states)
     work.finish()
+    return why_even
 
 
 def _names(number: int, part: str) -> tuple[str, str]:

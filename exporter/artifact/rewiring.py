@@ -4,6 +4,7 @@
 - pack: several states become one, end to end, at the price of a copy at every step.
 - count: rows of width 0 are added, for a decoder that asks rows for the number of tokens.
 - mask: one mask over all tokens so far, in place of one of new tokens and one of past ones.
+- end at last tokens: what keeps the last inputs keeps those before padding on the right.
 
 The nodes that compute this are put before and after those of the model.
 """
@@ -11,7 +12,7 @@ The nodes that compute this are put before and after those of the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.errors import UsageError
-from linexport.graph.states import State
+from linexport.graph.states import KEY_VALUES, State
 from linexport.graph.walk import rename_values
 
 MASK, MASK_STATE, COUNT_STATE = "attention_mask", "past_mask", "past_count"
@@ -28,6 +29,11 @@ MASK, MASK_STATE, COUNT_STATE = "attention_mask", "past_mask", "past_count"
 
 ROWS = re.compile(r"past_(key|value)_(0|[1-9]\d{0,4})", re.ASCII)
 """Names of the states that are rows of attention, with the layer."""
+
+CONVOLUTION = "CausalConvWithState"
+
+LAST_INPUTS = (CONVOLUTION, "Window", KEY_VALUES)
+"""Ops of states that are the last inputs of something."""
 
 NUMBERED = re.compile(r"past_[a-z]+_(0|[1-9]\d{0,4})", re.ASCII)
 
@@ -113,6 +119,76 @@ class Rewiring:
             self._after.append(helper.make_node("Reshape", [state.present, row], [piece]))
         self._after.append(helper.make_node("Concat", rows, [present], axis=axis))
 
+    def end_at_last_tokens(self, states: Sequence[State]) -> list[State]:
+        """Let states that are the last inputs be those of each row's last tokens.
+
+            present = joined[..., T - n : T - n + kept, ...],    joined = [past, new]
+
+        with T tokens in a call, of which the last n of a row are padding. Called before states are
+        renamed; to be left out for a model without a mask.
+
+        Returns:
+            The states that cannot be changed so.
+        """
+        kept = [s for s in recurrent(states) if s.op in LAST_INPUTS]
+        producer = {name: node for node in self.graph.node for name in node.output}
+        found = [(state, self._joined(state, producer)) for state in kept]
+        if any(joined for _, joined in found):
+            self._count_to_last_tokens()
+        for state, joined in found:
+            if joined is not None:
+                self._gather(state, producer[state.present], joined)
+        return [state for state, joined in found if joined is None]
+
+    def _joined(self, state: State, producer: Mapping[str, onnx.NodeProto]) -> str | None:
+        """Return the value that a state is the end of, (B, ., kept + T, ...); None if unknown."""
+        node = producer[state.present]
+        if node.op_type == CONVOLUTION:
+            joined = f"{state.past}/joined"
+            inputs = [state.past, node.input[0]]
+            self.graph.node.append(helper.make_node("Concat", inputs, [joined], axis=2))
+            return joined
+        source = producer.get(node.input[0]) if node.op_type == "Slice" else None
+        if source is None or source.op_type != "Concat" or source.input[0] != state.past:
+            return None
+        axis = next(a.i for a in source.attribute if a.name == "axis")
+        return source.output[0] if axis in (2, 2 - len(state.shape)) else None
+
+    def _count_to_last_tokens(self) -> None:
+        """Compute how many tokens of a call end with the last of each row, (B, 1)."""
+        nodes, one = self.graph.node, self._constant("ends/one", [1])
+        self.graph.initializer.append(numpy_helper.from_array(np.array(1), "ends/first"))
+        nodes.append(helper.make_node("Shape", [MASK], ["ends/length"], start=1, end=2))
+        nodes.append(helper.make_node("Add", ["ends/length", one], ["ends/after"]))
+        nodes.append(helper.make_node("Squeeze", ["ends/after", "ends/axis"], ["ends/stop"]))
+        self._constant("ends/axis", [0])
+        numbers = ["ends/first", "ends/stop", "ends/first"]
+        nodes.append(helper.make_node("Range", numbers, ["ends/places"]))
+        nodes.append(helper.make_node("Mul", [MASK, "ends/places"], ["ends/of_tokens"]))
+        nodes.append(helper.make_node("ReduceMax", ["ends/of_tokens", one], ["ends/last"]))
+        nodes.append(helper.make_node("Equal", ["ends/last", "ends/length"], ["ends/whole"]))
+
+    def _gather(self, state: State, node: onnx.NodeProto, joined: str) -> None:
+        """Take a state from the places before each row's padding."""
+        name, nodes = state.present, self.graph.node
+        whole = f"{name}/whole"
+        node.output[:] = [whole if output == name else output for output in node.output]
+        axes = self._constant(f"{name}/axes", [1, *range(3, len(state.shape))])
+        self._constant(f"{name}/offsets", [[*range(int(str(state.shape[2])))]])
+        steps = (
+            ("Add", ["ends/last", f"{name}/offsets"], f"{name}/places"),
+            ("Unsqueeze", [f"{name}/places", axes], f"{name}/index"),
+            ("Shape", [whole], f"{name}/shape"),
+            ("Expand", [f"{name}/index", f"{name}/shape"], f"{name}/everywhere"),
+            ("Unsqueeze", ["ends/whole", axes], f"{name}/is_whole"),
+        )
+        nodes.extend(helper.make_node(op, inputs, [output]) for op, inputs, output in steps)
+        gathered, places = f"{name}/gathered", [joined, f"{name}/everywhere"]
+        nodes.append(helper.make_node("GatherElements", places, [gathered], axis=2))
+        # Also where nothing is padded, it waits until the past was read, whose memory it may take.
+        choice = [f"{name}/is_whole", whole, gathered]
+        nodes.append(helper.make_node("Where", choice, [name]))
+
     def pass_through(self, past: str, present: str, sizes: Sequence[int]) -> None:
         """Add a state (B, *sizes) that nothing reads."""
         self._replace_states([], past, present, sizes)
@@ -179,20 +255,21 @@ class Rewiring:
         if state.growing_axis is not None:
             self._before.append(helper.make_node("Slice", [MASK, *before], [state.past]))
             return
-        # A window that is not full yet begins with padding.
-        kept, padded = int(str(state.shape[1])), f"{state.past}/padded"
-        pads = self._constant(f"{state.past}/pads", [0, kept, 0, 0])
+        told, count = f"{state.past}/all", f"{state.past}/count"
+        counted = state.past if state.past == COUNT_STATE else count
         self._before += [
-            helper.make_node("Slice", [MASK, *before], [f"{state.past}/all"]),
-            helper.make_node("Pad", [f"{state.past}/all", pads], [padded]),
+            helper.make_node("Slice", [MASK, *before], [told]),
+            helper.make_node("ReduceSum", [told, "mask/axis"], [counted], keepdims=1),
         ]
         if state.past == COUNT_STATE:
-            node = helper.make_node("ReduceSum", [padded, "mask/axis"], [state.past], keepdims=1)
-        else:
-            first = self._constant(f"{state.past}/first", [-kept])
-            last = self._constant(f"{state.past}/last", [np.iinfo(np.int64).max])
-            node = helper.make_node("Slice", [padded, first, last, "mask/axis"], [state.past])
-        self._before.append(node)
+            return
+        # A window ends with tokens; one that is not full yet begins with padding.
+        places = [[*range(int(str(state.shape[1])), 0, -1)]]
+        filled = [count, self._constant(f"{state.past}/places", places)]
+        self._before += [
+            helper.make_node("GreaterOrEqual", filled, [f"{state.past}/filled"]),
+            helper.make_node("Cast", [f"{state.past}/filled"], [state.past], to=TensorProto.INT64),
+        ]
 
     def _constant(self, name: str, values: Sequence[Any]) -> str:
         array = np.asarray(values, np.int64)

@@ -20,11 +20,13 @@ def genai(
     with guarded(json):
         from linexport.artifact.genai import write_genai
 
-        folder = write_genai(artifact, output)
+        written = write_genai(artifact, output)
         if json:
-            print_json({"status": "ok", "artifact": str(artifact), "output": str(folder)})
+            said = {"output": str(written.path), "notes": [written.note]}
+            print_json({"status": "ok", "artifact": str(artifact), **said})
         else:
-            typer.echo(f"onnxruntime_genai.Model({str(folder)!r})")
+            typer.echo(f"note      {written.note}")
+            typer.echo(f"onnxruntime_genai.Model({str(written.path)!r})")
 
 
 def register(app: typer.Typer) -> None:

@@ -26,6 +26,7 @@ from linexport.errors import UsageError
 from linexport.graph import dims, external_data
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
+from linexport.parity.alone import as_batch, as_rows
 from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.choices import choices_of
@@ -33,7 +34,7 @@ from linexport.parity.compare import largest
 from linexport.parity.diverge import BothValues, as_near
 from linexport.parity.first_token import first_token, token_axis
 from linexport.parity.original_values import original_values
-from linexport.parity.prompts import LEFT, NONE, RIGHT, draw_prompt
+from linexport.parity.prompts import NONE, PADDINGS, draw_prompt
 from linexport.parity.reference import feeds
 from linexport.plugins.ops.registry import known_shapes
 from linexport.system.progress import Progress, Silent, Stopwatch
@@ -178,7 +179,7 @@ def _inputs(
         drawn = draw_inputs(tested.loaded, tested.input_shapes, case)
         fed = {**feeds(drawn, tested.input_names), **state}
         return _Inputs(case, list(pytree.tree_leaves(drawn)), fed)
-    padding = case.name if case.name in (LEFT, RIGHT) else NONE
+    padding = case.name if case.name in PADDINGS else NONE
     sizes = case.sizes
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], padding, case.seed)
     fed = {**tested.complete(prompt.part(0, sizes["seq"])), **state}
@@ -212,15 +213,25 @@ def _before_conversion(
         return None
     logits, fed = tested.output_names[0], inputs.fed
     [program] = both.original.get([logits]).values()
-    with torch.no_grad():
-        given = [torch.from_numpy(fed[name]) for name in tested.input_names]
-        module = tested.loaded.module(*given).numpy()
+    assert inputs.mask is not None
+    module = _alone(tested, [fed[name] for name in tested.input_names], inputs.mask)
     result = both.compare(logits, module, program)
     if result.passed:
         return None
     verdict: Verdict = "differs before conversion"
     error = result.max_relative_error
     return ValueFinding(logits, "", "", "", None, None, None, None, error, None, verdict, 0, 1)
+
+
+def _alone(tested: parity.ModelUnderTest, given: list[np.ndarray], mask: np.ndarray) -> np.ndarray:
+    """Return the model's outputs for each row alone, see ``linexport.parity.alone``."""
+    by_input = [as_rows(values, mask) for values in given]
+    with torch.no_grad():
+        found = [
+            tested.loaded.module(*(torch.from_numpy(values) for values in row)).numpy()
+            for row in zip(*by_input, strict=True)
+        ]
+    return as_batch(found, mask)
 
 
 def _replayed(

@@ -199,6 +199,8 @@ class ParityRecord:
         first_divergence: first wrong value of the graph, for a failure.
         histogram: errors of all elements.
         layers: of a proof by layers, in which the whole was not run; else empty.
+        padded_original: largest error of the original's own padded rows beside each row alone, for
+            a language model; None where they were not run. The artifact follows the row alone.
     """
 
     passed: bool
@@ -212,6 +214,7 @@ class ParityRecord:
     first_divergence: DivergenceRecord | None
     histogram: HistogramRecord
     layers: tuple[LayerRecord, ...] = ()
+    padded_original: float | None = None
 
 
 @dataclass(frozen=True)

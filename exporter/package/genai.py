@@ -15,11 +15,11 @@ REWIND = (
 def _write(job: Packaging) -> Packaged:
     from linexport.artifact.genai import write_genai
 
-    inner = write_genai(job.source, job.folder / "genai")
-    for path in list(inner.iterdir()):
+    written = write_genai(job.source, job.folder / "genai")
+    for path in list(written.path.iterdir()):
         shutil.move(path, job.folder / path.name)
-    inner.rmdir()
-    return Packaged(notes=(REWIND,))
+    written.path.rmdir()
+    return Packaged(notes=(written.note, REWIND))
 
 
 DESTINATION = Destination("genai", "onnxruntime-genai 0.18, model type decoder.", _write)

@@ -28,7 +28,7 @@ from linexport.manifest.proof import (
     ToleranceRecord,
 )
 from linexport.manifest.records import VisionRecord
-from linexport.parity import coarse_operators, random_rounding
+from linexport.parity import coarse_operators, padding, random_rounding
 from linexport.parity.cases import (
     USUAL,
     Case,
@@ -50,7 +50,6 @@ from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.providers import CPU_ONLY, Execution
-
 
 NOT_FINITE = "The original gives NaN or infinite values alone on random tokens."
 """Reason of a language model."""
@@ -127,6 +126,7 @@ class Parity:
         ties: cases that were compared with the artifact's choices; ``near_ties.notes`` are of them.
         counts: histogram of errors.
         failed: the first case of a whole sequence that did.
+        padded_original: see ``ParityRecord``.
     """
 
     tolerance: Tolerance
@@ -137,6 +137,7 @@ class Parity:
     failed: Case | None = None
     greedy: GreedyRecord | None = None
     layers: list[LayerRecord] = field(default_factory=list)
+    padded_original: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -158,7 +159,13 @@ class Parity:
             first_divergence=None,
             histogram=HistogramRecord(tuple(EDGES.tolist()), tuple(self.counts.tolist())),
             layers=tuple(self.layers),
+            padded_original=self.padded_original,
         )
+
+    def add_padded(self, error: float | None) -> None:
+        """Record how far the original's own padded rows are from each row alone."""
+        self.padded_original = error
+        self.notes.extend(padding.note(error))
 
     def _smallest_denominator(self) -> DenominatorRecord | None:
         """The one nearest to zero, NaN before all, of normalised linear attention."""

@@ -2,7 +2,8 @@
 
     the tower           features of each image, beside the library's own
     the whole           logits of prompts with images, whole, in pieces that cut an image, and then
-                        token by token, beside the library's own call with pixel values
+                        token by token, beside the library's own call with pixel values; of
+                        several prompts, beside that for each alone
 
 The library prepares nothing here that the artifact takes: it finds the image tokens, runs its
 tower and computes positions by itself.
@@ -59,8 +60,7 @@ def check_images(tested: ModelUnderTest, parity: Parity, seed: int) -> None:
         _add(tested, parity, case, expected, tower.run(fed)["image_features"], "image_features")
     for number, layout in enumerate(PROMPTS):
         ids, mask, images = _prompt(tested, layout, seed + number)
-        given: Arguments = ((torch.from_numpy(ids), torch.from_numpy(mask)), {"images": images})
-        expected = [_run(reference, given)[mask.astype(bool)] for reference in references]
+        expected = [_run_alone(reference, ids, mask, layout, images) for reference in references]
         fed = _fed(tested, tower, ids, mask, images)
         for pieces, how in _pieces(ids.shape[1]):
             got = _in_pieces(tested, session, fed, pieces)[mask.astype(bool)]
@@ -73,6 +73,23 @@ def check_images(tested: ModelUnderTest, parity: Parity, seed: int) -> None:
 def _run(reference: Reference, given: Arguments) -> np.ndarray:
     [output] = reference(given)
     return output
+
+
+def _run_alone(
+    reference: Reference,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    layout: Sequence[Sequence[tuple[int, int]]],
+    images: Images,
+) -> np.ndarray:
+    """Return logits (tokens, vocabulary) of each row with its own images."""
+    found, left = [], list(images)
+    for row, kept, own in zip(ids, mask.astype(bool), layout, strict=True):
+        alone = torch.from_numpy(row[kept][None])
+        given: Arguments = ((alone, torch.ones_like(alone)), {"images": left[: len(own)]})
+        found.append(_run(reference, given)[0])
+        left = left[len(own) :]
+    return np.concatenate(found)
 
 
 def _prompt(

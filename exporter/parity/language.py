@@ -3,9 +3,13 @@
 A language model's outputs are logits, and it alone decodes; other heads have hidden states, or
 logits of labels. Where there is one output for a whole sequence, nothing is fed in pieces.
 
-Everything is compared with the original run once over the whole sequence, without a cache. So is
-greedy decoding: that the argmax of the original's logits after each prefix of what the artifact
-wrote is the token the artifact wrote next means, by induction, that it would have written the same.
+Everything is compared with the original run once over the whole sequence, without a cache; rows of
+a padded batch with the original of each row alone, see ``linexport.parity.alone``. What the
+original gives for padded rows itself is recorded, see ``linexport.parity.padding``.
+
+So is greedy decoding: that the argmax of the original's logits after each prefix of what the
+artifact wrote is the token the artifact wrote next means, by induction, that it would have written
+the same.
 
 Where the artifact is off by more than the tolerance, the original is run in a second precision,
 too: in float64, or in the artifact's own half precision. What the original itself loses to rounding
@@ -29,6 +33,7 @@ import torch
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity import random_rounding
+from linexport.parity.alone import choices_by_row, run_alone, run_batch
 from linexport.parity.cases import Case
 from linexport.parity.check import (
     NOT_FINITE,
@@ -47,9 +52,10 @@ from linexport.parity.compare import (
 )
 from linexport.parity.images import check_images
 from linexport.parity.near_ties import Decided, Deciding, NearTies, decide, notes, run_alike
+from linexport.parity.padding import padded_error
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
 from linexport.parity.random_rounding import rounding_of_rows
-from linexport.parity.reference import Reference, run_deciding
+from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart, apart_by_row
 from linexport.parity.tolerances import MOST, Tolerance
 from linexport.system import memory
@@ -118,10 +124,15 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     behind = tested.behind if 4 * tested.behind * language.vocabulary <= LOGITS else 0
     trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued, behind)
     original = _Original(tested.loaded, torch.float32)
-    expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
+    prompts = [trial.prompt(language.vocabulary) for trial in trials]
+    expected = [original.run_reference(prompt) for prompt in prompts]
+    double = cache(lambda: Reference(tested.loaded, torch.float64))
+    padded = padded_error(trials, prompts, expected, original.reference, double)
+    del double
     finite = any(np.isfinite(logits).any() for logits in expected)
     require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
     checked = _Check(_Artifact(tested, tested.open()), Parity(tested.tolerance))
+    checked.parity.add_padded(padded)
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
         memory.trim_memory()
@@ -203,7 +214,8 @@ def _decided(
     """Run originals on a prompt with choices of the artifact; None without."""
     if not choices:
         return None
-    return decide([partial(run, prompt) for run in runs], choices, parity.tolerance, prompt.mask)
+    own = choices_by_row(choices, prompt)
+    return decide([partial(run, prompt) for run in runs], own, parity.tolerance)
 
 
 def _recheck(
@@ -222,11 +234,15 @@ def _recheck(
     lost = float(max(shares, default=0.0))
     wide = cache(originals[1].in_float64)
     drawn: list[tuple[Case, np.ndarray]] = []
+    known: dict[tuple[bytes, ...], np.ndarray] = {}
     for place, (one, loss, size) in enumerate(zip(found, losses, sizes, strict=True)):
         case, moved, worst = one.suspect.trial.case, loss, lost * size
         if len(drawn) == place:
             draw, off = partial(one.draw, wide, tolerance), partial(one.off, tolerance, worst)
-            moved = rounding_of_rows(loss, one.exact(tolerance), draw, off)
+            if one.ties is None:  # what moves these rows with other padding moves them here
+                moved = np.maximum(loss, known.get(one.suspect.prompt.key, 0.0))
+            moved = rounding_of_rows(moved, one.exact(tolerance), draw, off)
+            known[one.suspect.prompt.key] = moved
         results = one.compare(tolerance, worst, moved)
         own = worst if tolerance.is_half else float(loss.max(initial=0.0))
         parity.counts -= np.asarray(one.suspect.found.counts)
@@ -324,11 +340,11 @@ class _Again:
         self, wide: Callable[[], _Original], tolerance: Tolerance, seed: int
     ) -> np.ndarray | None:
         """Run the original with random roundings, see ``random_rounding``."""
-        prompt, choices, kept = self.suspect.prompt, None, None
+        prompt, choices = self.suspect.prompt, None
         if self.ties is not None:
-            choices, kept = self.suspect.choices, prompt.mask
+            choices = choices_by_row(self.suspect.choices, prompt)
         run = partial(wide().run_reference, prompt)
-        return random_rounding.draw(run, tolerance.dtype, seed, choices, kept)
+        return random_rounding.draw(run, tolerance.dtype, seed, choices)
 
 
 def _in_both(
@@ -366,6 +382,7 @@ class _Original:
 
     def __init__(self, loaded: LoadedModel, dtype: torch.dtype) -> None:
         self.loaded, self.reference = loaded, Reference(loaded, dtype)
+        self._known: dict[tuple[bytes, ...], np.ndarray] = {}
 
     def in_float64(self) -> _Original:
         """Return one whose values of this precision are float64."""
@@ -375,19 +392,18 @@ class _Original:
         made.reference.widened = False
         return made
 
-    def logits(self, prompt: Prompt, deciding: Deciding = AS_ALWAYS) -> np.ndarray:
-        """Return logits (B, T, vocabulary), computed in a context in which choices are made."""
-        given = (torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
-        [logits] = run_deciding(self.reference, (given, {}), deciding)
-        return logits
-
     def run_reference(self, prompt: Prompt, deciding: Deciding = AS_ALWAYS) -> np.ndarray:
-        """Return logits (tokens, vocabulary) of the tokens that are not padding."""
-        kept = prompt.real(self.logits(prompt, deciding))
-        if not memory.is_memory_mapped(kept.ctypes.data):
-            [kept] = memory.memory_mapped([kept])
-        memory.trim_memory()
-        return kept
+        """Return logits (tokens, vocabulary) of each row alone, without what is padding.
+
+        They are computed in a context in which choices are made. The same rows are run once.
+        """
+        if deciding is AS_ALWAYS and prompt.key in self._known:
+            return self._known[prompt.key]
+        with deciding:
+            found = run_alone(partial(run_batch, self.reference), prompt)
+        if deciding is AS_ALWAYS:
+            self._known[prompt.key] = found
+        return found
 
 
 def _greedy(originals: Sequence[_Original], written: _Written, parity: Parity) -> GreedyRecord:
@@ -395,13 +411,13 @@ def _greedy(originals: Sequence[_Original], written: _Written, parity: Parity) -
 
     A second original, in another precision, tells what its rounding is, which is allowed for.
     """
-    runs, before, length = [one.logits for one in originals], written.before, written.length
+    runs, before = [one.run_reference for one in originals], written.before
     decided = _decided(runs, before, written.choices, parity)
     if decided is None or len(decided.outputs) < len(runs):
         decided = Decided([run(before) for run in runs], NearTies())
-    expected, other = (decided.outputs[place][:, length - 1 :] for place in (0, -1))
+    tokens = written.prompt.tokens[:, written.length :]
+    expected, other = (_last(decided.outputs[at], before, tokens.shape) for at in (0, -1))
     rounding = apart(expected, other)
-    tokens = written.prompt.tokens[:, length:]
     best = expected.max(-1)
     taken = np.take_along_axis(expected, tokens[..., None], -1)[..., 0]
     near = best - taken <= 2 * parity.tolerance.limit(float(np.abs(best).max()), rounding)
@@ -412,6 +428,13 @@ def _greedy(originals: Sequence[_Original], written: _Written, parity: Parity) -
         sizes = {BATCH: rows, SEQUENCE: before.tokens.shape[1]}
         parity.ties.append((Case("greedily written", sizes, 0), decided.ties))
     return GreedyRecord(steps, rows, wrong, ties, passed=wrong == ties)
+
+
+def _last(logits: np.ndarray, prompt: Prompt, shape: tuple[int, ...]) -> np.ndarray:
+    """Return logits (B, steps, vocabulary) of the last tokens of each row, of (tokens, ...)."""
+    rows, steps = shape
+    ends = np.cumsum(prompt.mask.sum(-1))
+    return np.stack([logits[end - steps : end] for end in ends[:rows]])
 
 
 class _Artifact:

@@ -3,7 +3,8 @@
     for each layer k:   artifact_k(h_{k-1})  beside  h_k = original_k(h_{k-1})
 
 h_{k-1} is what the original's layers before compute of the same prompt: each layer is run on its
-real inputs, whole and in pieces with its own states, with and without padding. Only one layer's
+real inputs, whole and in pieces with its own states, with and without padding; rows of a padded
+prompt are those that the original computes of each alone. Only one layer's
 weights are in use at a time. Where a layer is off by more than the tolerance, the original's is run
 in float64 on the same inputs, and what it loses to rounding is allowed for. Choices of the artifact
 are taken for the original's where rounding decides them, see ``linexport.parity.near_ties``.
@@ -26,6 +27,7 @@ from linexport.artifact.temporary import Run
 from linexport.errors import UnsupportedModelError
 from linexport.graph.segments import Segment, cut, stand_in
 from linexport.manifest.proof import CaseRecord, LayerRecord, StreamingRecord
+from linexport.parity.alone import choices_by_row
 from linexport.parity.cases import ChosenSizes
 from linexport.parity.check import (
     NOT_FINITE,
@@ -40,6 +42,7 @@ from linexport.parity.compare import Comparison, compare_arrays
 from linexport.parity.extra_outputs import Change
 from linexport.parity.layers import AFTER, observe, returned_by
 from linexport.parity.near_ties import Deciding, decide, notes
+from linexport.parity.padding import padded_error
 from linexport.parity.prompts import BATCH, SEQUENCE, Prompt, Trial, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
@@ -141,26 +144,22 @@ def check_layers(
         The outcome, one case a trial, that of its worst layer; and that of the trials in pieces.
 
     Raises:
-        UnsupportedModelError: the original does not know padding, so its layers are not run on it;
-            or its outputs are not finite anywhere.
+        UnsupportedModelError: outputs of the original are not finite anywhere.
     """
     language = tested.loaded.language
     assert language is not None
-    if getattr(tested.loaded.module, "ignores_padding", False):
-        raise UnsupportedModelError(
-            "Layers are compared on sequences with padding, and the code of this model in "
-            "transformers does not know padding. Pass --proof whole, which runs its rows one by "
-            "one."
-        )
     continued, lengths = bool(tested.states), ChosenSizes(LENGTHS)
     trials = plan_prompts(tested.dims, language.context, seed, lengths, continued)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
-    original = Reference(tested.loaded, torch.float32).module
-    wide = cache(lambda: Reference(tested.loaded, torch.float64).module)
+    single = Reference(tested.loaded, torch.float32)
+    double = cache(lambda: Reference(tested.loaded, torch.float64))
+    original = single.module
     expected = [observe(original, prompt, list(values)) for prompt in prompts]
     finite = any(np.isfinite(found[AFTER]).any() for found in expected)
     require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
     parity, outcome = Parity(tested.tolerance), _Outcome()
+    logits = [prompt.real(x[AFTER]) for prompt, x in zip(prompts, expected, strict=True)]
+    parity.add_padded(padded_error(trials, prompts, logits, single, double))
     exact: list[dict[str, np.ndarray]] = []
     names = [*values, AFTER]
     states = {s.past: s.present for s in tested.states}
@@ -178,16 +177,16 @@ def check_layers(
             if chosen:
                 runs = [
                     partial(_again, module, prompt, list(values), expected[number], layer)
-                    for module in (original, wide())
+                    for module in (original, double().module)
                 ]
-                decided = decide(runs, chosen, tested.tolerance, prompt.mask)
+                decided = decide(runs, choices_by_row(chosen, prompt), tested.tolerance)
                 if decided is not None:
                     wanted, exactly = decided.outputs[0], decided.outputs[-1]
                     rounding = apart(wanted, exactly)
                     result = compare_arrays(wanted, got, tested.tolerance, rounding)
                     parity.ties.extend([(trial.case, decided.ties)] if result.passed else [])
             elif not result.passed and result.max_relative_error <= tested.tolerance.most:
-                exact = exact or _in_float64(wide(), prompts, expected, list(values))
+                exact = exact or _in_float64(double().module, prompts, expected, list(values))
                 rounding = apart(wanted, prompt.real(exact[number][layer]))
                 result = compare_arrays(wanted, got, tested.tolerance, rounding)
             parity.counts += np.asarray(result.counts)

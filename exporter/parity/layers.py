@@ -21,6 +21,7 @@ import torch
 from linexport.graph import external_data
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import extra_outputs
+from linexport.parity.alone import as_batch, as_rows, choices_by_row
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.choices import recording
@@ -61,7 +62,7 @@ def first_layer(
         changed = partial(extra_outputs.open_changed, path, open_session=opened)
         got, choices = _run(changed, [*names.values()], fed, len(prompt.tokens))
         # With choices behind the first error, which are not near, the original goes on by its own.
-        taken = ForcedChoices(choices, prompt.mask, near=tested.tolerance)
+        taken = ForcedChoices(choices_by_row(choices, prompt), near=tested.tolerance)
         with taken if choices else nullcontext():
             expected = observe(tested.loaded.module, prompt, list(names))
         nodes = external_data.read_graph(path).graph.node
@@ -143,6 +144,8 @@ def observe(
 ) -> dict[str, np.ndarray]:
     """Return the outputs of the original's layers (B, T, width), and its logits.
 
+    Each row of a padded prompt is run alone, see ``alone.as_batch`` for what padding has then.
+
     Args:
         module: the original, in any precision.
         prompt: what it is run on.
@@ -151,6 +154,23 @@ def observe(
             run on these inputs.
         inside: a layer, and a context that it is computed in.
     """
+    rows, own = prompt.rows(), {n: as_rows(x, prompt.mask) for n, x in (given or {}).items()}
+    found = []
+    for number, row in enumerate(rows):
+        begins = None if given is None else {name: x[number] for name, x in own.items()}
+        found.append(_observe(module, row, layers, begins, inside))
+    batches = [as_batch([x[name] for x in found], prompt.mask) for name in found[0]]
+    return dict(zip(found[0], memory.memory_mapped(batches), strict=True))
+
+
+def _observe(
+    module: torch.nn.Module,
+    prompt: Prompt,
+    layers: list[str],
+    given: Mapping[str, np.ndarray] | None,
+    inside: tuple[str, AbstractContextManager[object]] | None,
+) -> dict[str, np.ndarray]:
+    """Observe the original once; arguments as of ``observe``."""
     seen: dict[str, np.ndarray] = {}
 
     def keep(layer: str) -> Callable[..., Any]:

@@ -1,4 +1,9 @@
-"""Prompts that a language model is checked on, and how each is cut into pieces."""
+"""Prompts that a language model is checked on, and how each is cut into pieces.
+
+Rows of a padded prompt have lengths of their own, the first one all of it and the last a single
+token, which is shorter than any convolution. On whichever side the padding is, the rows are the
+same: each is compared with the original's outputs for that row alone.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,10 @@ PREFILL, STEPS = 86, 64
 
 BATCH, SEQUENCE = "batch", "seq"
 NONE, LEFT, RIGHT = "no padding", "left padding", "right padding"
+BOTH = "padding on both sides"
+
+PADDINGS = {LEFT: 0.0, RIGHT: 1.0, BOTH: 0.5}
+"""Share of a row's padding that is on its right."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,19 @@ class Prompt:
             "input_ids": self.tokens[:, start:stop],
             "attention_mask": self.mask[:, start:stop],
         }
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """What is equal for prompts of the same rows, wherever their padding is."""
+        return tuple(row.tokens.tobytes() for row in self.rows())
+
+    def rows(self) -> list[Prompt]:
+        """Return each row without its padding, (1, n); a prompt without padding as it is."""
+        if self.mask.all():
+            return [self]
+        kept = self.mask.astype(bool)
+        pairs = zip(self.tokens, kept, strict=True)
+        return [Prompt(row[real][None], np.ones((1, real.sum()), np.int64)) for row, real in pairs]
 
     def real(self, logits: np.ndarray) -> np.ndarray:
         """Return logits (tokens, vocabulary) of what is not padding; without padding no copy.
@@ -98,39 +120,34 @@ def plan_prompts(
 
 
 def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: int) -> Prompt:
-    """Random tokens. Padding leaves the first row whole and the last with a single token."""
+    """Random tokens. Padding leaves the first row whole and the last with a single token.
+
+    A single row keeps half of its tokens. What is padding is random tokens as well.
+    """
     choose = np.random.default_rng(seed)
     tokens = choose.integers(vocabulary, size=(batch, length))
     mask = np.ones((batch, length), np.int64)
     for row in range(batch if padding != NONE else 0):
-        padded = (length - 1) * row // max(batch - 1, 1)
-        if padding == LEFT:
-            mask[row, :padded] = 0
-        else:
-            mask[row, length - padded :] = 0
+        padded = (length - 1) * row // (batch - 1) if batch > 1 else length // 2
+        mask[row, :padded] = 0
+        right = round(padded * PADDINGS[padding])
+        tokens[row], mask[row] = np.roll(tokens[row], -right), np.roll(mask[row], -right)
     return Prompt(tokens.astype(np.int64), mask)
 
 
 def _whole(
     dims: Mapping[str, DimRange], context: int | None, seed: int, chosen: ChosenSizes
 ) -> Iterator[Trial]:
-    """Whole sequences in one call."""
-    for number, (length, batch, padding) in enumerate(_sizes(dims, context, chosen)):
-        case = Case(padding, {BATCH: batch, SEQUENCE: length}, seed + number)
-        yield Trial(case, padding, (length,))
-
-
-def _sizes(
-    dims: Mapping[str, DimRange], context: int | None, chosen: ChosenSizes
-) -> Iterator[tuple[int, int, str]]:
-    """Length, batch and padding of every whole sequence."""
+    """Whole sequences in one call: without padding, and in a batch with padding on each side."""
     wanted = chosen.lengths or LENGTHS
     lengths = [n for n in wanted if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
     first, *_, last = chosen.batches * 2 or (1, PADDED_BATCH)
-    for length in lengths or [dims[SEQUENCE].nearest(1)]:
-        yield length, dims[BATCH].nearest(first), NONE
-        for padding in (LEFT, RIGHT) if length > 1 else (NONE,):
-            yield length, dims[BATCH].nearest(last), padding
+    for number, length in enumerate(lengths or [dims[SEQUENCE].nearest(1)]):
+        batches = [(padding, last) for padding in (PADDINGS if length > 1 else (NONE,))]
+        for padding, batch in [(NONE, first), *batches]:
+            found = {BATCH: dims[BATCH].nearest(batch), SEQUENCE: length}
+            drawn = seed + 2 * number + (padding != NONE)
+            yield Trial(Case(padding, found, drawn), padding, (length,))
 
 
 def _continued(context: int | None, seed: int) -> Iterator[Trial]:

@@ -76,14 +76,11 @@ class Patch:
         swaps: the functions.
         families: model types of the library that were converted and checked with it.
         tried: releases of the library it was tried with.
-        ignores_padding: the library's code does not know which tokens are padding. The patch does,
-            and is compared with the library on every row without its padding.
     """
 
     swaps: tuple[Swap, ...]
     families: tuple[str, ...]
     tried: Window = TRANSFORMERS
-    ignores_padding: bool = False
 
 
 @cache
@@ -140,12 +137,6 @@ def modeling_files(model: nn.Module, known: bool = False) -> list[ModuleType]:
     packages = {patch.tried.package for patch in patches()}
     kept = [name for name in names if not known or name.partition(".")[0] in packages]
     return [sys.modules[name] for name in kept if not name.startswith("torch.")]
-
-
-def ignore_padding(modules: Iterable[ModuleType]) -> bool:
-    """Return whether a patch for these modules is of code that does not know padding."""
-    names = {swap.name for patch in patches() if patch.ignores_padding for swap in patch.swaps}
-    return any(name.partition(".")[0] in vars(module) for module in modules for name in names)
 
 
 @contextmanager

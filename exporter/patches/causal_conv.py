@@ -5,6 +5,11 @@
 The library prepends the cached inputs to x and cuts the output; the op holds them as its state. Its
 twin for a single token updates the cache in place and is not called here: a traced length is never
 known to be 1.
+
+    apply_mask_to_padding_states(x, mask): x (B, T, C) with zeros for padded tokens
+
+is what the library calls in front of the projection and behind the convolution. The ops leave
+padding out themselves, see ``state_cache``.
 """
 
 from __future__ import annotations
@@ -28,7 +33,15 @@ def causal_conv1d_fn(
     return active().convolve(hidden_states, weight, bias, activation)
 
 
+def apply_mask_to_padding_states(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Stands in for the function of that name."""
+    return hidden_states
+
+
 PATCH = Patch(
-    swaps=(Swap("causal_conv1d_fn", causal_conv1d_fn),),
+    swaps=(
+        Swap("causal_conv1d_fn", causal_conv1d_fn),
+        Swap("apply_mask_to_padding_states", apply_mask_to_padding_states),
+    ),
     families=("inkling", "inkling2", "lfm2", "lfm2_moe", "lfm3"),
 )

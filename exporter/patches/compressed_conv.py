@@ -23,8 +23,7 @@ def forward(
     self: Any, hidden_states: Tensor, cache: Any, conv_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stands in for ``ZayaCCAProjection.forward``: query, key and value (B, T, H, d)."""
-    states, width = active(), self.head_dim
-    x = hidden_states if conv_mask is None else hidden_states * conv_mask[:, :, None]
+    states, width, x = active(), self.head_dim, hidden_states
     query, key = self.q_proj(x), self.k_proj(x)
     heads, served = self.num_key_value_heads, self.num_key_value_groups
     mean = query.unflatten(2, (heads, served, width)) + key.unflatten(2, (heads, 1, width))

@@ -29,8 +29,7 @@ def forward(
     size, heads, length = self.conv_kernel_size, self.num_heads, hidden_states.shape[1]
     states = active()
     states.begin_convolution(f"{self.layer_idx}_{self.conv_idx}")
-    x = hidden_states if conv_mask is None else hidden_states * conv_mask[:, :, None]
-    inputs = states.window(x.transpose(1, 2), size - 1).transpose(1, 2)
+    inputs = states.window(hidden_states.transpose(1, 2), size - 1).transpose(1, 2)
     own = self.weight_proj(dynamic_input).unflatten(2, (heads, 1, size))
     total = hidden_states
     for lag in range(size):

@@ -4,7 +4,7 @@
 
 The recurrence is written out in the layer's own forward, so that is replaced as a whole:
 
-    q, k, v = split(mask * act(W_qkv x)),   y = W_o (sigmoid(W_g x) * norm(o))
+    q, k, v = split(act(W_qkv x)),   y = W_o (sigmoid(W_g x) * norm(o))
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ def forward(
 ) -> tuple[Tensor, None]:
     """Stands in for ``MiniMaxLightningAttention.forward``."""
     mixed = self.act_fn(self.qkv_proj(hidden_states))
-    if attention_mask is not None:
-        mixed = mixed * attention_mask[:, :, None]
     heads = mixed.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim))
     query, key, value = heads.split(self.head_dim, dim=-1)
     decay = (-self.slope_rate).flatten().expand(*mixed.shape[:2], -1)

@@ -72,7 +72,6 @@ def cell(
         value,
         layer,
         decay=decay[..., 0],
-        key_mask=states.mask,
         update_rule="gated",
         scale=scale,
     )
@@ -105,5 +104,4 @@ PATCH = Patch(
         Swap("xLSTMForCausalLM.forward", language_model),
     ),
     families=("xlstm",),
-    ignores_padding=True,
 )

@@ -34,7 +34,7 @@ def forward(
     states = active()
     layer = states.next_layer()
     gate = self.act_fn(self.linear_y(input_states))
-    x = states.unpadded(self.linear_x(input_states)).transpose(1, 2)
+    x = self.linear_x(input_states).transpose(1, 2)
     states.begin_convolution(layer)
     x = states.convolve(x, self.conv_1d.weight.squeeze(1), self.conv_1d.bias, None).transpose(1, 2)
     output = _recurrence(self.rg_lru, x, position_ids, layer)
@@ -42,7 +42,6 @@ def forward(
 
 
 def _recurrence(unit: Any, x: Tensor, positions: Tensor, layer: str) -> Tensor:
-    states = active()
     heads = x.unflatten(2, (unit.num_attention_heads, unit.block_width))
 
     def gate(weight: Tensor, bias: Tensor) -> Tensor:
@@ -53,11 +52,10 @@ def _recurrence(unit: Any, x: Tensor, positions: Tensor, layer: str) -> Tensor:
     scale = torch.sqrt(1 - torch.exp(2 * decay))
     scale = torch.where(positions[..., None] == 0, 1.0, scale)
     value = x * gate(unit.input_gate_weight, unit.input_gate_bias) * scale
-    return states.accumulate(states.unpadded(value), states.unpadded(decay), layer)
+    return active().accumulate(value, decay, layer)
 
 
 PATCH = Patch(
     swaps=(Swap("RecurrentGemmaRecurrentBlock.forward", forward),),
     families=("recurrent_gemma",),
-    ignores_padding=True,
 )

@@ -26,7 +26,6 @@ def attention(
     self: Any, hidden: Tensor, state: Any = None, use_cache: bool = False
 ) -> tuple[Tensor, Any]:
     """Stands in for ``RwkvSelfAttention.forward``."""
-    hidden = active().unpadded(hidden)
     shifted = _shifted(hidden, f"{self.layer_id}_0")
     mixed = (
         hidden * mix + shifted * (1 - mix)
@@ -43,7 +42,7 @@ def attention(
 def _weighted_average(layer: Any, key: Tensor, value: Tensor, name: str) -> Tensor:
     states = active()
     there = torch.ones_like(key[..., :1])
-    before = _shifted(torch.cat([key, value, states.unpadded(there)], -1), f"{name}_1")
+    before = _shifted(torch.cat([key, value, there], -1), f"{name}_1")
     past_key, past_value, known = before.split([key.shape[2], value.shape[2], 1], -1)
     rate = -torch.exp(layer.time_decay).expand_as(key)
     past_key = torch.where(known > 0, past_key, LOWEST)
@@ -54,7 +53,7 @@ def _weighted_average(layer: Any, key: Tensor, value: Tensor, name: str) -> Tens
         torch.stack([rate, zero], -1),
         name,
     )
-    weight = states.unpadded(features[..., 0] * known)
+    weight = features[..., 0] * known
     sums = torch.cat([weight * past_value, weight], -1)
     lost = torch.cat([decay[..., 0]] * 2, -1)
     numerator, denominator = states.accumulate(sums, lost, name).chunk(2, -1)
@@ -64,7 +63,6 @@ def _weighted_average(layer: Any, key: Tensor, value: Tensor, name: str) -> Tens
 
 def feed_forward(self: Any, hidden: Tensor, state: Any = None) -> tuple[Tensor, Any]:
     """Stands in for ``RwkvFeedForward.forward``."""
-    hidden = active().unpadded(hidden)
     shifted = _shifted(hidden, f"{self.layer_id}_2")
     key, receptance = (
         hidden * mix + shifted * (1 - mix) for mix in (self.time_mix_key, self.time_mix_receptance)
@@ -87,5 +85,4 @@ PATCH = Patch(
         Swap("RwkvFeedForward.forward", feed_forward),
     ),
     families=("rwkv",),
-    ignores_padding=True,
 )

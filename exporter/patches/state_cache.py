@@ -11,6 +11,10 @@ library's take the past of that layer from here and leave the present here, as t
     max_<layer>     (B, H, M)            the running maximum of exponents
 
 A layer that computes its heads in several calls has a state for each: state_<layer>_1 and so on.
+
+Padding is left out here and nowhere else, whatever a library does: a padded token gives zeros to a
+convolution, and leaves every other state as it is. So a row gives what it gives alone. transformers
+zeroes hidden states before their projection instead, whose bias then enters the convolution.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class StateCache:
         """
         name = f"conv_{self._convolving}"
         output, present = functional.causal_conv(
-            x,
+            self._without_padding(x),
             weight.unsqueeze(1),
             bias,
             self.past.get(name),
@@ -87,7 +91,7 @@ class StateCache:
         past = self.past.get(name)
         if past is None:
             past = x.new_zeros(*x.shape[:2], kept)
-        joined = torch.cat([past, x], 2)
+        joined = torch.cat([past, self._without_padding(x)], 2)
         if self._convolving is not None:
             self.present[name] = joined.narrow(2, x.shape[2], kept)
             self._convolving = None
@@ -114,6 +118,7 @@ class StateCache:
             key.flatten(2),
             value.flatten(2),
             past_state=past,
+            key_mask=self.mask,
             q_num_heads=query.shape[2],
             kv_num_heads=value.shape[2],
             **options,
@@ -128,9 +133,12 @@ class StateCache:
         """Name a layer that does not know its place, by how many have a state already."""
         return str(sum(name.startswith("state_") for name in self.present))
 
-    def unpadded(self, x: Tensor) -> Tensor:
-        """Return (B, T, C) with zeros where a token is padding."""
-        return x if self.mask is None else torch.where(self.mask[..., None], x, 0.0)
+    def _without_padding(self, x: Tensor) -> Tensor:
+        """Return (B, C, T) with zeros where a token is padding."""
+        if self.mask is None:
+            return x
+        # On tokens before channels, as libraries have them: their transpose and this one cancel.
+        return torch.where(self.mask[..., None], x.transpose(1, 2), 0.0).transpose(1, 2)
 
     def accumulate(self, value: Tensor, decay: Tensor, layer: str) -> Tensor:
         """Return h_t = exp(decay_t) h_{t-1} + value_t with the past of ``layer``.

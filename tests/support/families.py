@@ -486,6 +486,31 @@ def wide(model_type: str) -> dict[str, Any]:
     return {**TINY[model_type], **WIDE_SIZES, **WIDE[model_type]}
 
 
+BIASES = (
+    *("use_bias", "use_conv_bias", "conv_bias", "attention_bias", "mlp_bias", "lm_head_bias"),
+    *("mamba_conv_bias", "mamba_proj_bias", "projectors_bias", "add_bias_linear"),
+)
+"""Settings that give layers a bias, by their names in any configuration."""
+
+
+def biased_model(model_type: str) -> Any:
+    """Return a tiny model with every bias that its configuration has, of 0.5 each, at random."""
+    import transformers
+
+    own = transformers.AutoConfig.for_model(model_type, **TINY[model_type])
+    biases = {name: True for name in BIASES if hasattr(own, name)}
+    config = transformers.AutoConfig.for_model(model_type, **{**TINY[model_type], **biases})
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+            elif parameter.dim() > 1 and "A_log" not in name:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+    return model.eval()
+
+
 def save_model(
     configuration: dict[str, Any],
     model_type: str,

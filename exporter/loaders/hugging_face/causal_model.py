@@ -71,18 +71,15 @@ class CausalModel(nn.Module):
             parameters.is_cache(taken, named.get("cache"))
             or parameters.is_cache(inner, inside.get("cache"))
         )
-        unread = {"input_ids", "attention_mask"} - self.named.keys()
-        if unread - ({"attention_mask"} if self.ignores_padding else set()):
+        # Without a cache all states are those of patches, which leave out padding by themselves.
+        needed = {"input_ids", "attention_mask"} if self.has_cache else {"input_ids"}
+        unread = needed - self.named.keys()
+        if unread:
             raise UnsupportedModelError(
                 f"{type(model).__name__}.forward has no parameter that linexport knows as "
                 f"{' and '.join(sorted(unread))}: its parameters are "
                 f"({', '.join(taken.parameters)}). {TRANSFORMERS.advice()}"
             )
-
-    @property
-    def ignores_padding(self) -> bool:
-        """True if the library's code does not know which tokens are padding."""
-        return patches.ignore_padding(patches.modeling_files(self.model))
 
     def run(self, **given: Any) -> Any:
         """Return the library's output for arguments by linexport's names."""
@@ -111,17 +108,12 @@ class OriginalCausalModel(CausalModel):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The output of the head: logits, say."""
         input_ids = self.head.padded(self.model, input_ids, attention_mask)
-        if self.ignores_padding:
-            return self._without_padding(input_ids, attention_mask)
-        return self._whole(input_ids, attention_mask)
+        return self.called({"input_ids": input_ids}, attention_mask)
 
     def of_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """The output of the head for what the decoder gives to it."""
         result: Tensor = self.model.get_output_embeddings()(hidden_states)
         return result
-
-    def _whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.called({"input_ids": input_ids}, attention_mask)
 
     def called(self, given: Mapping[str, Tensor], attention_mask: Tensor) -> Tensor:
         """Return the output of the head.
@@ -139,21 +131,6 @@ class OriginalCausalModel(CausalModel):
                 **self.positions(attention_mask, attention_mask.shape[1]),
             )
         return self.head.result(output, attention_mask)
-
-    def _without_padding(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Outputs of rows that are run one by one where any has padding; 0 for what is padding."""
-        if bool(attention_mask.all()):
-            return self._whole(input_ids, attention_mask)
-        kept = attention_mask.bool()
-        rows = [
-            self._whole(row[real][None], mask[real][None])[0]
-            for row, mask, real in zip(input_ids, attention_mask, kept, strict=True)
-        ]
-        if not self.head.by_token:
-            return torch.stack(rows)
-        logits = rows[0].new_zeros(*input_ids.shape, rows[0].shape[-1])
-        logits[kept] = torch.cat(rows)
-        return logits
 
     def initial_state(self, batch: int) -> dict[str, Any]:
         """Return the state that ``step`` begins with: the library's own cache, for any batch.
