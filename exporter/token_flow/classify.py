@@ -18,9 +18,9 @@ from linexport.graph.states import LENGTH, State
 from linexport.token_flow import rules
 from linexport.token_flow.axes import size_of, span_of
 from linexport.token_flow.constants import along_tokens
-from linexport.token_flow.interpreter import FlowKind, Followed, Interpreter
-from linexport.token_flow.lengths import of
-from linexport.token_flow.values import Time, TokenValue
+from linexport.token_flow.interpreter import BEGUN, FlowKind, Followed, Interpreter
+from linexport.token_flow.lengths import ZERO
+from linexport.token_flow.values import Tag, Time, TokenValue
 
 assert rules
 
@@ -167,19 +167,19 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
     if (state.past, state.present) == LENGTH:
         counted = value.uniform
         return None if counted == a.end else (None, "does not count the tokens")
-    if state.past.endswith("_begun"):
+    if state.past.endswith(BEGUN):
         return None
     join = a.joins.get(state.past)
     if join is None:
         return None, f"gives a state {state.present} that no rows of {state.past} precede"
-    span = span_of(value.axes[join.axis]) if value.axes else None
-    own = span_of(join.value.known_axes[join.axis])
-    if span is None or own is None or value.tag != join.value.tag or join.order is not None:
-        return join.node, "gives other rows to the next call than it takes from the one before"
-    size = size_of(value.known_axes[join.axis])
-    whole = own.start == of(0) and span.start == of(0)
-    kept = span.start == a.end - (a.past - own.start)
-    if span.stop != a.end or not (whole or kept) or size is None:
+    axes = value.axes or ()
+    held = value.tag is not None and value.tag == replace(
+        join.tag, groups=Tag.natural(tuple(size_of(axis) for axis in axes))
+    )
+    span = next(iter(value.spans), None)
+    whole = span is not None and span.stop == join.stop and span.size == join.rows
+    every = span is not None and join.rows == a.past and span.start == ZERO and span.stop == a.end
+    if not held or len(value.spans) != 1 or not (whole or every):
         return join.node, "gives other rows to the next call than it takes from the one before"
     return None
 

@@ -67,12 +67,19 @@ class Followed:
 
 @dataclass(frozen=True)
 class Join:
-    """Rows of a state in front of the tokens of a call."""
+    """Rows of a state in front of the tokens of a call.
+
+    Attributes:
+        node: number of the node that joins them.
+        tag: of what it gives.
+        stop: the token behind the last one.
+        rows: how many there are.
+    """
 
     node: int
-    value: TokenValue
-    order: tuple[int, ...] | None
-    axis: int
+    tag: Tag
+    stop: Length
+    rows: Length
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
@@ -96,6 +103,7 @@ class Interpreter:
 
     Attributes:
         piece: the number of tokens of a call; ``past`` that of the calls before.
+        multiple: what both are multiples of.
         followed: the nodes, by number.
         joins: rows of states in front of tokens, by the past's name.
         carried: pasts whose node gives their present.
@@ -113,6 +121,7 @@ class Interpreter:
             self._sizes[tokens] = of(multiple) * symbol(f"{tokens}/{multiple}")
         self.piece = self.size(tokens)
         ((_, multiple),) = self.piece.terms
+        self.multiple = multiple
         self.past = of(multiple) * symbol(PAST)
         self.symbols = self.piece.symbols | {PAST}
         self.states = {state.past: state for state in states}
@@ -346,8 +355,8 @@ class Interpreter:
     def _keep(self, tensor: gs.Tensor, value: TokenValue, number: int) -> None:
         if tensor.is_empty():
             return
-        if value.tag is None:
-            value = replace(value, tag=Tag((number, tensor.name)))
+        if value.tag is None and value.axes is not None:
+            value = replace(value, tag=Tag.of((number, tensor.name), value.axes))
         self._values[-1][tensor.name] = value
         self._makers[-1][tensor.name] = number
 
@@ -374,12 +383,12 @@ class Interpreter:
             return TokenValue(None, tokens=True)
         if state is None:
             axes = tuple(self.axis_of(self.size(size)) for size in shape)
-            return TokenValue(axes, tokens=bool(spans(axes)), tag=Tag(tensor.name))
+            return TokenValue(axes, tokens=bool(spans(axes)), tag=Tag.of(tensor.name, axes))
         axes = tuple(fixed(self.size(size)) for size in shape)
         found = TokenValue(axes, time=Time.BEFORE, tokens=True, states=frozenset({tensor.name}))
         if state.op == POSITIONS:
             return replace(found, numbers=array([self.past]), time=Time.ALWAYS, tokens=False)
-        return replace(found, tag=Tag(tensor.name))
+        return replace(found, tag=Tag.of(tensor.name, axes))
 
     def _stored(self, tensor: gs.Tensor) -> TokenValue:
         """Return the value of a constant."""
@@ -388,11 +397,14 @@ class Interpreter:
         axes = tuple(fixed(of(size)) for size in tensor.shape)
         small = np.prod(tensor.shape, dtype=np.int64) <= SMALL
         values = tensor.values if small and not is_external(tensor) else None
-        found = TokenValue(axes, tag=Tag(tensor.name))
+        found = TokenValue(axes, tag=Tag.of(tensor.name, axes))
         if values is None or values.dtype.kind not in "iubf":
             return found
         return replace(found, numbers=array(values))
 
+
+BEGUN = "_begun"
+"""End of the name of a state that is 0 before the first call, and 1 after it."""
 
 POSITIONS = "Positions"
 """Op of the state that counts tokens, see ``graph.states``."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from linexport.token_flow.axes import Axis, Span, spans
-from linexport.token_flow.lengths import Length, of
+from linexport.token_flow.axes import Axis, Span, size_of, spans
+from linexport.token_flow.lengths import ONE, Length, of
 from linexport.token_flow.masks import NOTHING_KNOWN, Mask, constant
 
 SMALL = 512
@@ -47,15 +47,54 @@ class Affine:
 
 @dataclass(frozen=True)
 class Tag:
-    """Which values a tensor has, wherever it is cut along its tokens.
+    """Values that a tensor has, wherever it is cut along its tokens.
 
     Attributes:
         source: what made them.
-        order: places that axes had there; None where axes were not moved.
+        groups: for each axis the axes that it has of the source, by their place there; axes of size
+            1 have none.
+        sizes: of the axes of the source, that of tokens as it is now.
     """
 
     source: object
-    order: tuple[int, ...] | None = None
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[Length, ...] = field(compare=False)
+
+    @classmethod
+    def of(cls, source: object, axes: Sequence[Axis]) -> Tag:
+        """Return the tag of a source with these axes."""
+        sizes = tuple(size_of(axis) for axis in axes)
+        return cls(source, cls.natural(sizes), sizes)
+
+    @staticmethod
+    def natural(sizes: Sequence[Length]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of a source itself."""
+        return tuple(() if size == ONE else (i,) for i, size in enumerate(sizes))
+
+    def transposed(self, order: Sequence[int]) -> Tag:
+        """Return the tag of the tensor with its axes in another order."""
+        return replace(self, groups=tuple(self.groups[i] for i in order))
+
+    def regrouped(self, axes: Sequence[Axis]) -> Tag | None:
+        """Return the tag of the same elements with other axes; None where it takes one apart."""
+        left = [place for group in self.groups for place in group]
+        groups = []
+        for axis in axes:
+            group, size, whole = [], ONE, size_of(axis)
+            while left and size != whole:
+                group.append(left.pop(0))
+                size = size * self.sizes[group[-1]]
+            if size != whole:
+                return None
+            groups.append(tuple(group))
+        return None if left else replace(self, groups=tuple(groups))
+
+    def resized(self, axis: int, size: Length) -> Tag | None:
+        """Return the tag of the tensor with more or fewer tokens along an axis."""
+        if len(self.groups[axis]) != 1:
+            return None
+        (place,) = self.groups[axis]
+        return replace(self, sizes=(*self.sizes[:place], size, *self.sizes[place + 1 :]))
 
 
 @dataclass(frozen=True)

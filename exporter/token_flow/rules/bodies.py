@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, span_of
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.rules.pieces import FILLED, HISTORY
@@ -112,27 +111,14 @@ def _inside(a: Interpreter, tensor: gs.Tensor) -> TokenValue:
 
 def _is_carried(a: Interpreter, node: gs.Node, place: int) -> bool:
     """Return whether a state of a loop begins with one of the model, and gives it out."""
-    begin = node.inputs[place]
-    chosen = producer(begin, "Where")
-    # Where(there was a call before, past, what a sequence begins with)
-    past = begin if chosen is None else chosen.inputs[1]
-    if chosen is not None:
-        begun = a.value(chosen.inputs[0]).states
-        first = a.value(chosen.inputs[2])
-        flag = len(begun) == 1 and next(iter(begun)).endswith("_begun")
-        if not flag or first.tokens or first.time != Time.ALWAYS or first.spans:
-            return False
-    value = a.value(past)
+    value = a.value(node.inputs[place])
     if len(value.states) != 1 or value.tag is None or value.states != {value.tag.source}:
         return False
     (name,) = value.states
-    state = a.states[name]
     outputs = {t.name for t in (node.outputs[place], *_copies(node.outputs[place]))}
-    if state.present not in outputs:
+    if a.states[name].present not in outputs:
         return False
     a.carried.add(name)
-    if chosen is not None:
-        a.carried.add(next(iter(a.value(chosen.inputs[0]).states)))
     return True
 
 

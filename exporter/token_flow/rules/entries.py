@@ -11,8 +11,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import fixed
 from linexport.token_flow.broadcasting import elementwise
-from linexport.token_flow.interpreter import Interpreter, rule
-from linexport.token_flow.values import MixingError, TokenValue
+from linexport.token_flow.interpreter import BEGUN, Interpreter, rule
+from linexport.token_flow.lengths import of
+from linexport.token_flow.values import MixingError, Time, TokenValue
 
 UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Cos"),
@@ -33,7 +34,27 @@ SEVERAL = (
 @rule(*UNARY, *SEVERAL)
 def entrywise(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow what is computed of entries that meet."""
-    return [elementwise(a, node.op, a.inputs(node))]
+    inputs = a.inputs(node)
+    begun = _begun(a, inputs) if node.op == "Where" else None
+    return [begun or elementwise(a, node.op, inputs)]
+
+
+def _begun(a: Interpreter, inputs: Sequence[TokenValue]) -> TokenValue | None:
+    """Return the state of Where(there was a call before, a state, what a sequence begins with).
+
+    Before the first token there are no others: what is taken of the first call then is what the
+    whole sequence has there.
+    """
+    flag, state, first = inputs
+    named = len(flag.states) == 1 and next(iter(flag.states)).endswith(BEGUN)
+    if not named or len(state.states) != 1 or first.time != Time.ALWAYS or first.faults:
+        return None
+    a.check_same_everywhere(first)
+    for span in first.spans:
+        least = (a.past + of(a.multiple) - span.stop).least
+        if span.start != a.past or span.real is not None or least is None or least < 0:
+            return None
+    return state
 
 
 @rule("Dropout")

@@ -12,7 +12,7 @@ from linexport.token_flow.broadcasting import pair_of
 from linexport.token_flow.interpreter import Interpreter, rule
 from linexport.token_flow.lengths import ONE, Length, of, product
 from linexport.token_flow.masks import Mask
-from linexport.token_flow.values import Affine, MixingError, Tag, TokenValue
+from linexport.token_flow.values import Affine, MixingError, TokenValue
 
 
 @rule("Transpose")
@@ -31,11 +31,7 @@ def transposed(given: TokenValue, order: Sequence[int]) -> TokenValue:
     pair, mask = pair_of(given.known_axes), given.mask
     if pair is not None and order.index(pair[0]) > order.index(pair[1]):
         mask = mask.turned()
-    tag = given.tag
-    if tag is not None:
-        before = tag.order or tuple(range(len(axes)))
-        now = tuple(before[i] for i in order)
-        tag = Tag(tag.source, None if now == tuple(range(len(axes))) else now)
+    tag = given.tag and given.tag.transposed(order)
     return replace(given, axes=axes, numbers=numbers, form=form, mask=mask, tag=tag)
 
 
@@ -80,7 +76,8 @@ def with_axes(given: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     before = [(axis, place) for place, axis in enumerate(given.known_axes) if axis]
     after = [(axis, place) for place, axis in enumerate(axes) if axis]
     same = [axis for axis, _ in before] == [axis for axis, _ in after]
-    form, mask, tag, by_call = given.linear(), Mask(), None, given.by_call
+    form, mask, by_call = given.linear(), Mask(), given.by_call
+    tag = given.tag and given.tag.regrouped(axes)
     if form is not None and same:
         by = [0] * len(axes)
         for (_, old), (_, new) in zip(before, after, strict=True):
@@ -92,8 +89,6 @@ def with_axes(given: TokenValue, axes: Sequence[Axis]) -> TokenValue:
     pairs = pair_of(given.known_axes), pair_of(axes)
     if None not in pairs:
         mask = given.mask
-    if given.rank == len(axes) and same:
-        tag = given.tag
     numbers = given.numbers
     if numbers is not None:
         counts = [size_of(axis).number for axis in axes]

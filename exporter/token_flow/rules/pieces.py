@@ -13,7 +13,7 @@ from linexport.token_flow.broadcasting import align
 from linexport.token_flow.interpreter import FlowKind, Interpreter, Join, rule
 from linexport.token_flow.lengths import ZERO, Length, of
 from linexport.token_flow.masks import Mask
-from linexport.token_flow.values import Affine, MixingError, Tag, Time, TokenValue
+from linexport.token_flow.values import Affine, MixingError, Time, TokenValue
 
 END = 1 << 31
 """Numbers from here on stand for the end of an axis, as exporters write it."""
@@ -86,7 +86,8 @@ def _tokens(
             raise MixingError("takes every few tokens, counted from the first of a call")
         made = replace(made, step=chunk.number or 1)
     axes = (*given.known_axes[:place], (made,), *given.known_axes[place + 1 :])
-    return replace(given, axes=axes, numbers=None)
+    tag = given.tag and given.tag.resized(place, made.size)
+    return replace(given, axes=axes, numbers=None, tag=tag)
 
 
 def _place(bound: Length, size: Length, is_start: bool) -> Length:
@@ -242,20 +243,23 @@ def _tokens_joined(
     for part in reversed(parts[:first]):
         span = _in_front(a, part, place, span, state=part is parts[0])
         tag = None
-    begin = parts[0]
+    begin, own = parts[0], known[first]
     state = next(iter(begin.states), "") if first and begin.time == Time.BEFORE else ""
     timeless = [replace(p, time=Time.ALWAYS) if p is begin and state else p for p in parts]
     found = _joined(a, timeless, place, (span,))
     if state:
-        found = replace(found, tag=Tag(("rows of", state, parts[first].tag)))
-        before = a.joins.get(state)
-        if before is not None and before.value.tag != found.tag:
-            raise MixingError("reads rows of a state that are of other tokens")
-        order = begin.tag.order if begin.tag else None
-        a.joins[state] = Join(a.number, found, order, place)
+        assert begin.tag is not None and own is not None
+        source = ("rows of", state, parts[first].tag)
+        tag = replace(begin.tag, source=source).resized(place, span.size)
+        join = a.joins.get(state)
+        if tag is None or (join is not None and join.tag != tag):
+            raise MixingError("puts rows of a state in front of other tokens than they are of")
+        rows = own.start - span.start
+        a.joins[state] = Join(a.number, tag, own.stop, rows)
         a.note(FlowKind.STATEFUL)
-    elif first == 0:
-        found = replace(found, tag=tag)
+        return replace(found, tag=tag)
+    if first == 0:
+        found = replace(found, tag=tag and tag.resized(place, span.size))
     return found
 
 
@@ -267,8 +271,9 @@ def _in_front(a: Interpreter, part: TokenValue, place: int, span: Span, state: b
         named = part.tag is not None and part.states == {part.tag.source}
         if not (state and named and len(part.states) == 1) or span.real is not None:
             raise MixingError("puts rows in front of tokens that are not a state by themselves")
-        if span.start != a.past:
-            raise MixingError("puts rows of a state in front of other tokens than those of a call")
+        whole = span.start == a.past if size == a.past else span.stop - span.start == a.piece
+        if not whole:
+            raise MixingError("puts rows of a state in front of a part of the tokens of a call")
         rows = None if size == a.past else size.number
         return replace(span, start=start, rows=rows, moved_by=a.number)
     if part.time == Time.AFTER or part.tokens:
