@@ -179,7 +179,7 @@ def _factor(
         return inside[0] if inside else others[0][1]
     if others:
         for i, span in own:
-            values[i] = _untimed(a, values[i], place, span)
+            values[i] = untimed(a, values[i], place, span)
         return others[0][1]
     target = _target(values, own)
     for i, span in own:
@@ -243,7 +243,7 @@ def _shifted(a: Interpreter, value: TokenValue, place: int, number: int, by: Len
     return replace(value, axes=tuple(axes), form=form, mask=mask, tag=None)
 
 
-def _untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> TokenValue:
+def untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> TokenValue:
     """Return a value whose few tokens at a place are no more than elements."""
     if span.real is not None:
         raise MixingError("reads rows that were filled in")
@@ -260,7 +260,7 @@ def _untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> Token
             "later tokens must not read the first ones of a call",
         )
     axes = list(value.known_axes)
-    axes[place] = (Fixed(span.size),)
+    axes[place] = fixed(span.size)
     return replace(value, axes=tuple(axes), time=time, form=None, numbers=None, tag=None)
 
 

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.states import LENGTH, State
 from linexport.token_flow import rules
-from linexport.token_flow.axes import size_of, span_of
+from linexport.token_flow.axes import has_tokens, size_of, span_of
 from linexport.token_flow.constants import along_tokens
 from linexport.token_flow.interpreter import BEGUN, FlowKind, Followed, Interpreter
 from linexport.token_flow.lengths import ZERO
@@ -173,9 +173,11 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
     if join is None:
         return None, f"gives a state {state.present} that no rows of {state.past} precede"
     axes = value.axes or ()
-    held = value.tag is not None and value.tag == replace(
-        join.tag, groups=Tag.natural(tuple(size_of(axis) for axis in axes))
-    )
+    natural = list(Tag.natural(tuple(size_of(axis) for axis in axes)))
+    for place, axis in enumerate(axes):
+        if has_tokens(axis) and not natural[place]:  # one row, which is an axis of the state
+            natural[place] = next((g for g in join.tag.groups if g[:1] >= (len(axes),)), ())
+    held = value.tag == replace(join.tag, groups=tuple(natural))
     span = next(iter(value.spans), None)
     whole = span is not None and span.stop == join.stop and span.size == join.rows
     every = span is not None and join.rows == a.past and span.start == ZERO and span.stop == a.end

@@ -91,10 +91,13 @@ class Tag:
 
     def resized(self, axis: int, size: Length) -> Tag | None:
         """Return the tag of the tensor with more or fewer tokens along an axis."""
-        if len(self.groups[axis]) != 1:
+        group = self.groups[axis] or (len(self.sizes),)
+        if len(group) != 1:
             return None
-        (place,) = self.groups[axis]
-        return replace(self, sizes=(*self.sizes[:place], size, *self.sizes[place + 1 :]))
+        (place,) = group
+        groups = (*self.groups[:axis], group, *self.groups[axis + 1 :])
+        sizes = (*self.sizes[:place], size, *self.sizes[place + 1 :])
+        return replace(self, groups=groups, sizes=sizes)
 
 
 @dataclass(frozen=True)

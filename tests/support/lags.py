@@ -147,11 +147,6 @@ def averaged(x: Tensor, k: int) -> Tensor:
     return F.avg_pool1d(F.pad(x.mT, (k, 0)), k + 1, 1).mT
 
 
-@notation(200)
-def largest(x: Tensor, k: int) -> Tensor:
-    return F.max_pool1d(F.pad(x.mT, (k, 0)), k + 1, 1).mT
-
-
 @notation()
 def differences_of_sums(x: Tensor, k: int) -> Tensor:
     total = x.cumsum(1)

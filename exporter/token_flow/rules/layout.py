@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, fixed, regroup, size_of
-from linexport.token_flow.broadcasting import pair_of
+from linexport.token_flow.axes import Axis, fixed, regroup, size_of, span_of
+from linexport.token_flow.broadcasting import pair_of, untimed
 from linexport.token_flow.interpreter import Interpreter, rule
 from linexport.token_flow.lengths import ONE, Length, of, product
 from linexport.token_flow.masks import Mask
@@ -45,7 +45,17 @@ def reshape(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         target = [of(n) for n in node.attrs["shape"]]
     keeps = not node.attrs.get("allowzero", 0)
     target = [own[i] if keeps and size == of(0) else size for i, size in enumerate(target)]
-    return [reshaped(given, _whole(target, product(own)))]
+    sizes = _whole(target, product(own))
+    return [reshaped(given if ONE in sizes else _without_single_tokens(a, given), sizes)]
+
+
+def _without_single_tokens(a: Interpreter, given: TokenValue) -> TokenValue:
+    """Return a value of which axes of one token are no more than its first or last element."""
+    for place, axis in enumerate(given.known_axes):
+        span = span_of(axis)
+        if span is not None and span.size == ONE:
+            given = untimed(a, given, place, span)
+    return given
 
 
 def _whole(target: Sequence[Length], total: Length) -> list[Length]:
@@ -120,6 +130,10 @@ def squeeze(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     gone = {place % len(axes) for place in places}
     if any(size_of(axes[place]) != ONE for place in gone):
         raise MixingError("takes out an axis whose size is not known to be 1")
+    for place in gone:
+        span = span_of(axes[place])
+        given = given if span is None else untimed(a, given, place, span)
+    axes = given.known_axes
     return [with_axes(given, [axis for place, axis in enumerate(axes) if place not in gone])]
 
 
