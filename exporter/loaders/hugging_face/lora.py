@@ -175,11 +175,7 @@ class Adapter:
         kinds = {"AB": torch.nn.Linear, "embedding_Aembedding_B": torch.nn.Embedding}
         kind = kinds.get("".join(sorted(pair)))
         if kind is None or type(module) is not kind:
-            place = (
-                f"no module of {type(model).__name__}"
-                if module is None
-                else f"a {type(module).__name__}"
-            )
+            place = f"no module of {type(model).__name__}" if module is None else f"a {type(module).__name__}"
             raise self._foreign(f"{name}.lora_{min(pair)}", f"for {place}")
         a, b = (pair[side] for side in sorted(pair))
         rank = a.shape[0]
