@@ -78,6 +78,7 @@ setup(
             "report/*.css",
             "manifest/schema.json",
             "package/*.txt",
+            "package/proving/*.mjs",
             "targets/trt/templates/*.txt",
         ],
         "linexport.plugins": [

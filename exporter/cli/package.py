@@ -36,6 +36,14 @@ def package(
         bool,
         typer.Option("--allow-failed", help="Package an artifact that failed a check, marked so."),
     ] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Run it there, if that system is installed: texts of a batch of prompts of "
+            "several lengths must be those that the artifact writes from each alone.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write an artifact as the folder that another system takes."""
@@ -51,6 +59,7 @@ def package(
             options=_options(option or []),
             overwrite=overwrite,
             allow_failed=allow_failed,
+            prove=prove,
         )
         if json:
             print_json(
@@ -60,6 +69,7 @@ def package(
                     "output": str(output),
                     "renamed": dict(packaged.renamed),
                     "notes": list(packaged.notes),
+                    "proof": packaged.proof,
                 }
             )
             return
@@ -67,6 +77,8 @@ def package(
             typer.echo(f"renamed   {old} -> {new}")
         for note in packaged.notes:
             typer.echo(f"note      {note}")
+        if packaged.proof is not None:
+            typer.echo(f"proven    {packaged.proof}")
         typer.echo(f"packaged  {output}")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from linexport.manifest import Manifest
 
@@ -35,10 +37,44 @@ class Packaged:
     Attributes:
         renamed: names of inputs and outputs that were changed, old to new.
         notes: what users should know.
+        even: prompts of a batch need one length.
+        proof: what the package does in its own runtime; None where it was not run.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    even: bool = False
+    proof: str | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a batch that is to be continued, the token of the largest logit at each step.
+
+    Attributes:
+        rows: token ids of each.
+        tokens: to write.
+        ends: tokens that end a text.
+        padding: the token that stands for none.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    tokens: int
+    ends: frozenset[int]
+    padding: int
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that a runtime wrote.
+
+    Attributes:
+        runtime: name and version.
+        rows: tokens of each; what follows one that ends a text means nothing.
+    """
+
+    runtime: str
+    rows: Sequence[list[int]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +87,9 @@ class Destination:
         write: writes the folder; raises UsageError for a model that the system cannot hold.
         options: names of its options, with a line of help each.
         by_linexport: linexport itself runs the artifact there, with the models beside it.
+        write_texts: continues prompts with a package in its own runtime; raises
+            EnvironmentProblemError where that is not installed. None where it cannot run here.
+        by_prompt: it continues each prompt by itself, so that nothing is padded.
     """
 
     name: str
@@ -58,3 +97,5 @@ class Destination:
     write: Callable[[Packaging], Packaged]
     options: Mapping[str, str] = field(default_factory=dict)
     by_linexport: bool = False
+    write_texts: Callable[[Packaging, Prompts], Texts] | None = None
+    by_prompt: bool = False

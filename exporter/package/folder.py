@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from linexport import manifest as manifests
 from linexport.artifact import opening, write
 from linexport.errors import ParityError, UsageError
 from linexport.graph.interface import check_interface
+from linexport.package import proving
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.standalone import rename_records
 
 RECORD = "linexport-package.json"
 """Says of a folder that it was packaged, from what, and whether that failed a check."""
@@ -26,6 +29,7 @@ def package(
     options: Mapping[str, str] | None = None,
     overwrite: bool = False,
     allow_failed: bool = False,
+    prove: bool = False,
 ) -> Packaged:
     """Write an artifact as the folder that another system takes.
 
@@ -37,11 +41,13 @@ def package(
         options: of the destination.
         overwrite: replace what was packaged before.
         allow_failed: package an artifact that failed a check, and mark it.
+        prove: run the package in its own runtime, see ``linexport.package.proving``.
 
     Raises:
         UsageError: no such artifact or option, a name that cannot be, an output with other things
-            in it, or a model that the destination cannot hold.
-        ParityError: the artifact failed a check.
+            in it, or a model that the destination cannot hold, or cannot prove.
+        ParityError: the artifact failed a check, or the package does not write its texts.
+        EnvironmentProblemError: the runtime to prove it in is not installed.
     """
     source, place, given = Path(artifact), Path(output), dict(options or {})
     manifest = manifests.read(source)
@@ -77,17 +83,36 @@ def package(
         raise UsageError(f"{called!r} is not a name of letters, digits, _, . and -. Pass --name.")
     _check_place(place, overwrite, source)
     with write.staged(place) as folder:
-        packaged = destination.write(Packaging(source, manifest, folder, called, given))
+        job = Packaging(source, manifest, folder, called, given)
+        packaged = destination.write(job)
+        if prove:
+            packaged = _proven(job, destination, packaged, allow_failed)
         record = {
             "destination": destination.name,
             "model_sha256": manifest.model_sha256,
             "status": manifest.status,
             "renamed": dict(packaged.renamed),
             "notes": list(packaged.notes),
+            "proof": packaged.proof,
         }
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         write.publish(folder, place)
     return packaged
+
+
+def _proven(
+    job: Packaging, destination: Destination, packaged: Packaged, allow_failed: bool
+) -> Packaged:
+    """Return what was packaged, with its proof.
+
+    Raises:
+        ParityError: the package writes other texts than the artifact.
+    """
+    named = replace(job, manifest=rename_records(job.manifest, packaged.renamed))
+    proof = proving.prove(named, destination, packaged.even)
+    if not proof.passed and not allow_failed:
+        raise ParityError(f"{proof}. Nothing was packaged.")
+    return replace(packaged, proof=f"{proof}.")
 
 
 def _check_place(place: Path, overwrite: bool, source: Path) -> None:

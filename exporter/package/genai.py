@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.proving import genai
 
 REWIND = (
     "onnxruntime-genai 0.18 goes on with another text after rewind_to, where the snapshot was "
@@ -19,7 +20,9 @@ def _write(job: Packaging) -> Packaged:
     for path in list(written.path.iterdir()):
         shutil.move(path, job.folder / path.name)
     written.path.rmdir()
-    return Packaged(notes=(written.note, REWIND))
+    return Packaged(notes=(written.note, REWIND), even=not written.padded)
 
 
-DESTINATION = Destination("genai", "onnxruntime-genai 0.18, model type decoder.", _write)
+DESTINATION = Destination(
+    "genai", "onnxruntime-genai 0.18, model type decoder.", _write, write_texts=genai.write_texts
+)

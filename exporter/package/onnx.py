@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from linexport.artifact import write
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.proving import openvino
 from linexport.package.standalone import standalone
 
 
@@ -14,5 +15,8 @@ def _write(job: Packaging) -> Packaged:
 
 
 DESTINATION = Destination(
-    "onnx", "One model.onnx without functions, for runtimes that have none (OpenVINO).", _write
+    "onnx",
+    "One model.onnx without functions, for runtimes that have none (OpenVINO).",
+    _write,
+    write_texts=openvino.write_texts,
 )

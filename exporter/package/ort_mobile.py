@@ -8,6 +8,7 @@ from pathlib import Path
 from linexport.artifact import write
 from linexport.manifest import MODEL
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.proving import onnx_runtime
 from linexport.package.standalone import standalone
 
 OPERATORS = "required_operators_and_types.config"
@@ -37,5 +38,8 @@ def _write(job: Packaging) -> Packaged:
 
 
 DESTINATION = Destination(
-    "ort-mobile", "model.ort for ONNX Runtime on phones, and the operators it needs.", _write
+    "ort-mobile",
+    "model.ort for ONNX Runtime on phones, and the operators it needs.",
+    _write,
+    write_texts=onnx_runtime.write_texts,
 )

@@ -28,6 +28,7 @@ from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.lookups import expand_lookups
+from linexport.package.proving import transformers_js as proving
 from linexport.package.standalone import standalone
 
 LAYOUT = "qwen3_next"
@@ -159,4 +160,5 @@ DESTINATION = Destination(
     "transformers.js",
     "Transformers.js 4.3, for node and browsers: a causal language model.",
     _write,
+    write_texts=proving.write_texts,
 )

@@ -28,6 +28,7 @@ from linexport.graph.states import State
 from linexport.manifest import MODEL
 from linexport.package import triton_cuda, triton_engine
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.proving import triton as proving
 from linexport.package.standalone import rename_records, standalone
 from linexport.package.triton_config import CPU, config, own_inputs, own_outputs, warmup
 
@@ -187,4 +188,6 @@ DESTINATION = Destination(
     "A model repository of NVIDIA Triton Inference Server, with sequences and their states.",
     _write,
     OPTIONS,
+    write_texts=proving.write_texts,
+    by_prompt=True,
 )

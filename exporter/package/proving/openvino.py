@@ -1,0 +1,42 @@
+"""Texts of one file of standard operators, by OpenVINO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from linexport.errors import EnvironmentProblemError
+from linexport.manifest import MODEL
+from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.proving.steps import write_by_steps
+
+
+def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+    """See ``Destination.write_texts``; in float32, which OpenVINO leaves where a CPU has bfloat16.
+
+    Raises:
+        EnvironmentProblemError: OpenVINO is not installed, or does not take the model.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise EnvironmentProblemError(
+            f"--prove runs the package in OpenVINO, which cannot be imported here ({error}). Run: "
+            "pip install openvino"
+        ) from None
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        model = openvino.Core().compile_model(str(job.folder / MODEL), "CPU", settings)
+    except Exception as error:
+        raise EnvironmentProblemError(
+            f"OpenVINO {openvino.__version__} does not compile the package: {error}"
+        ) from error
+    names = [output.get_any_name() for output in model.outputs]
+
+    def call(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = model(dict(feeds))
+        return {name: np.array(found[name]) for name in names}
+
+    texts = write_by_steps(call, job.manifest, prompts)
+    return Texts(f"OpenVINO {openvino.__version__.partition('-')[0]}", texts)
