@@ -9,7 +9,7 @@ import numpy as np
 
 from linexport.artifact.finite import non_finite_rows
 from linexport.errors import NonFiniteError, UsageError
-from linexport.graph.states import State
+from linexport.graph.states import State, rows_dim
 from linexport.manifest import Manifest
 from linexport.manifest.records import InputRecord
 
@@ -37,7 +37,7 @@ class CallInputs:
     ) -> None:
         self._inputs = [i for i in manifest.inputs if i.name not in states]
         self._dims, self._ranges, self._array = manifest.dims, ranges, array
-        self._batch = next((s.shape[0] for s in states.values()), 1)
+        self._batch = rows_dim(states.values(), manifest.dims)
 
     def bind(self, args: Sequence[Input], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
         """Return every input by name, those left out at their defaults, and the batch size.

@@ -12,9 +12,15 @@ from linexport.graph.states import LENGTH, State
 
 
 def lost_rows(
-    states: Mapping[str, State], arrays: Arrays, before: Mapping[str, int], outputs: Arrays
+    states: Mapping[str, State],
+    arrays: Arrays,
+    before: Mapping[str, int],
+    outputs: Arrays,
+    batch: int,
 ) -> dict[str, list[int]]:
     """Return the rows with NaN or infinity of each state that has any, by name.
+
+    A state that all rows share is lost in all of them.
 
     Args:
         states: of the model, by name.
@@ -23,6 +29,7 @@ def lost_rows(
             rest was, when it was added.
         outputs: of that call. States on a GPU are read only where these have NaN or infinity, as
             what is computed from such a state has.
+        batch: rows of the call.
     """
     on_device = any(not isinstance(values, np.ndarray) for values in arrays.values())
     if on_device and not any(len(non_finite_rows(values)) for values in outputs.values()):
@@ -34,7 +41,7 @@ def lost_rows(
             values = values[(slice(None),) * axis + (slice(before[name], None),)]
         rows = non_finite_rows(values)
         if len(rows):
-            found[name] = rows.tolist()
+            found[name] = list(range(batch)) if state.shared else rows.tolist()
     return found
 
 
@@ -43,9 +50,8 @@ def begun_again(states: Mapping[str, State], arrays: Arrays, rows: Collection[in
     changed = {name: np.array(values) for name, values in arrays.items()}
     for name, state in states.items():
         if name != LENGTH[0]:
-            changed[name][sorted(rows)] = (
-                0 if state.growing_axis is not None else state.initial_value
-            )
+            place = ... if state.shared else sorted(rows)
+            changed[name][place] = 0 if state.growing_axis is not None else state.initial_value
     return changed
 
 

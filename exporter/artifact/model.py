@@ -77,6 +77,11 @@ class Model:
             total += prod(sizes) * np.dtype(state.dtype).itemsize
         return total
 
+    def rows_of(self, state: Mapping[str, np.ndarray]) -> int | None:
+        """Return the batch of states; None where all rows of a batch share them."""
+        own = (state[name].shape[0] for name, s in self.states.items() if not s.shared)
+        return next(own, None)
+
     def hold(self, state: Mapping[str, np.ndarray]) -> Arrays:
         """Return states where the model computes: on its GPU, where it runs on one.
 
@@ -140,14 +145,16 @@ class Model:
     def shared_states(self) -> list[str]:
         """Return the names of states in which one row cannot begin anew without the others.
 
-        Positions are counted for all rows together. Rows of a state that grows have one length,
-        and begin anew as padding, where the model has a mask for that.
+        Positions are counted for all rows together, and buffers may be of all of them. Rows of a
+        state that grows have one length, and begin anew as padding, where the model has a mask for
+        that.
         """
         masked = any(s.op == PADDING for s in self.states.values())
         grown = [
             name for name, s in self.states.items() if s.growing_axis is not None and not masked
         ]
-        return [name for name in self.states if name == LENGTH[0]] + grown
+        shared = [name for name, s in self.states.items() if name == LENGTH[0] or s.shared]
+        return shared + grown
 
     def check_state(self, state: StreamState, named: str) -> None:
         """Check that a state is one of this model.

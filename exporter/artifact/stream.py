@@ -24,6 +24,7 @@ from linexport.artifact.model import Model
 from linexport.artifact.past_steps import PastSteps
 from linexport.artifact.state import StreamState
 from linexport.errors import NonFiniteError, UsageError
+from linexport.manifest.records import BUFFER
 
 MOST_PENDING = 16
 """Tokens that may wait for the next step to be computed again; more would make it longer."""
@@ -71,6 +72,11 @@ class Stream:
         self._lock = threading.Lock()
         self._state: Arrays | None = None
         self._stopped: frozenset[int] = frozenset()
+        if history and any(s.op == BUFFER for s in model.states.values()):
+            raise UsageError(
+                "The states of this model are buffers, which each call writes as a whole: no call "
+                "can be gone back into. Leave out history, and keep states with state()."
+            )
         if state is not None:
             self.restore(state)
 
@@ -104,17 +110,19 @@ class Stream:
         """Make a step of the tokens that are pending and these; return the outputs of these."""
         model = self._model
         before = model.hold(model.initial_state(batch) if self._state is None else self._state)
-        held = next(iter(before.values())).shape[0]
-        if held != batch:
+        held = model.rows_of(before)
+        if held not in (None, batch):
             raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
         if self._finite:
             check_finite(feeds, self._stopped)
-        new = model.token_axis.length(feeds)
+        new = None
         if self._pending is not None:
+            new = model.token_axis.length(feeds)
             feeds = model.token_axis.join([self._pending, feeds])
         outputs, after = model.call(feeds, before, logits_to_keep=logits_to_keep)
-        outputs = model.token_axis.cut(outputs, -new)
-        lost = self._lost_rows(before, after, outputs) if self._finite else {}
+        if new is not None:
+            outputs = model.token_axis.cut(outputs, -new)
+        lost = self._lost_rows(before, after, outputs, batch) if self._finite else {}
         newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
         stopped = self._stopped | newly
         if lost:
@@ -212,7 +220,7 @@ class Stream:
         """Bring the state up to the tokens that are pending."""
         if self._pending is not None:
             feeds, self._pending = self._pending, None
-            batch = next(iter(self._state.values())).shape[0] if self._state else 1
+            batch = (self._model.rows_of(self._state) if self._state else None) or 1
             self._advance(feeds, batch, history)
 
     def reset(self, rows: Iterable[int] | None = None) -> None:
@@ -227,15 +235,15 @@ class Stream:
                 return
             self._catch_up(0)
             chosen = sorted({*rows})
-            held = 0 if self._state is None else next(iter(self._state.values())).shape[0]
-            if self._state is None or not all(0 <= row < held for row in chosen):
-                raise UsageError(f"Found {count_rows(chosen)}; this stream has {held} rows.")
             shared = self._model.shared_states()
-            if shared:
+            if shared and self._state is not None:
                 raise UsageError(
                     f"The state {shared[0]} is one of all rows together, so that one row cannot "
                     "begin anew. Call reset() for all, or use a stream for each."
                 )
+            held = (self._model.rows_of(self._state) or 0) if self._state else 0
+            if self._state is None or not all(0 <= row < held for row in chosen):
+                raise UsageError(f"Found {count_rows(chosen)}; this stream has {held} rows.")
             self._state = begun_again(self._model.states, self._state, chosen)
             self._stopped -= {*chosen}
             self._past.clear()
@@ -289,10 +297,12 @@ class Stream:
         self._state, self._stopped, self._pending = state, frozenset(), None
         self._past.clear()
 
-    def _lost_rows(self, before: Arrays, after: Arrays, outputs: Arrays) -> dict[str, list[int]]:
+    def _lost_rows(
+        self, before: Arrays, after: Arrays, outputs: Arrays, batch: int
+    ) -> dict[str, list[int]]:
         axes = {name: s.growing_axis for name, s in self._model.states.items()}
         held = {n: before[n].shape[axis] for n, axis in axes.items() if axis is not None}
-        return lost_rows(self._model.states, after, held, outputs)
+        return lost_rows(self._model.states, after, held, outputs, batch)
 
 
 def _resume(model: Model, finite: bool, state: StreamState, history: int) -> Stream:

@@ -8,7 +8,7 @@ import numpy as np
 
 from linexport.artifact.call_inputs import Arrays
 from linexport.errors import UsageError
-from linexport.graph.states import State
+from linexport.graph.states import State, rows_dim
 from linexport.manifest import Manifest
 
 
@@ -24,7 +24,7 @@ class TokenAxis:
 
     def __init__(self, manifest: Manifest, states: Sequence[State]) -> None:
         held = {name for s in states for name in (s.past, s.present)}
-        batch = states[0].shape[0] if states else None
+        batch = rows_dim(states, manifest.dims)
         records = [r for r in (*manifest.inputs, *manifest.outputs) if r.name not in held]
         given = {i.name for i in manifest.inputs}
         dims = [d for r in records if r.name in given for d in r.shape if isinstance(d, str)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SourceInspection,
     )
     from linexport.manifest.proof import TokenFlowRecord
-    from linexport.manifest.records import RangeRecord, SourceRecord
+    from linexport.manifest.records import RangeRecord, SourceRecord, StateRecord
     from linexport.manifest.rewriting import RejectionRecord
 
 
@@ -101,6 +101,7 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
             )
         if manifest.token_flow is not None:
             _print_flow(manifest.token_flow, console)
+        _print_buffers(manifest.states, console)
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)
         _print_left(manifest.rejected, console)
@@ -108,6 +109,7 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
     else:
         nodes = {"traced": found.traced, "rewritten": found.rewritten}
         _print_origin(console, found.source.kind, found.source, found.dims, nodes)
+        _print_buffers(found.states, console)
         _print_findings(found, console)
         lowerings = None
     if found.ops:
@@ -161,6 +163,16 @@ def _print_flow(flow: TokenFlowRecord, console: Console) -> None:
     if flow.mixing:
         reason = token_flow.reason(flow)
         console.print(f"Does not stream: {reason}", style="yellow", markup=False)
+
+
+def _print_buffers(states: Iterable[StateRecord], console: Console) -> None:
+    """Print the states that are buffers of the model, and whether rows of a batch share them."""
+    from linexport.manifest.records import BUFFER
+
+    for state in states:
+        if state.op == BUFFER:
+            shape = ", ".join(map(str, state.shape))
+            console.print(f"state {state.past} ({shape}): {state.rows}", markup=False)
 
 
 def _print_left(found: Iterable[FoundCandidate | RejectionRecord], console: Console) -> None:

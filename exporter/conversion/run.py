@@ -246,7 +246,7 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
     if streaming.passed is False and job.target.options.packed:
         raise refused(f"it does not stream: {streaming.reason}")
     # A model's own states are inputs and outputs: they cannot be left out.
-    if streaming.passed is False and original.loaded.decode_module is None:
+    if streaming.passed is False and not original.owns_states:
         streaming = StreamingRecord(None, f"exported without state: {streaming.reason}")
         model = written(job, original, with_state=False, withdrawn=withdrawn)
         tested = _tested(job, model.manifest, original)

@@ -119,6 +119,11 @@ class TracedOriginal:
     vision: VisionRecord | None = None
     mtp: PredictorRecord | None = None
 
+    @property
+    def owns_states(self) -> bool:
+        """True where the model's own code says what is carried, so that nothing else is."""
+        return self.loaded.decode_module is not None or bool(self.traced.states)
+
 
 def load_original(
     source: str | Path | LoadedModel,

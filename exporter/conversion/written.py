@@ -22,7 +22,7 @@ from linexport.graph.interface import input_records, tensor_records
 from linexport.graph.walk import count_nodes
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
 from linexport.manifest.proof import TokenFlowRecord
-from linexport.manifest.records import DimRecord, PackedRecord, SourceRecord
+from linexport.manifest.records import BUFFER, DimRecord, PackedRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
@@ -63,7 +63,7 @@ def written(
     """
     target, traced, stage = job.target, original.traced, job.watch.stage
     with stage("rewrite"):
-        own = original.loaded.decode_module is not None  # its states are in the graph as it is
+        own = original.owns_states  # they are in the graph as it is
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
         rewritten = _rewritten(job, traced, chosen, withdrawn)
         lengths = sequence_axis.op_lengths(rewritten.model)
@@ -93,7 +93,12 @@ def written(
 
 
 def _token_flow(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlowRecord | None:
-    """Return what the nodes of a rewritten graph do along the tokens."""
+    """Return what the nodes of a rewritten graph do along the tokens.
+
+    None of a model that writes buffers: its calls are what they are, whatever they do with tokens.
+    """
+    if any(state.op == BUFFER for state in original.traced.states):
+        return None
     tokens = sequence(original.dims)
     multiple = 1 if tokens is None else original.dims[tokens].multiple
     return flow_record(
@@ -103,9 +108,8 @@ def _token_flow(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlowRe
 
 def _states(original: TracedOriginal, model: onnx.ModelProto) -> list[states.State]:
     """Return the states of a graph: the model's own, and those that passes gave it."""
-    own = original.loaded.decode_module.states if original.loaded.decode_module else ()
     given = [i.name for i in original.traced.graph.graph.input]
-    return [*own, *states.find_states(model, given)]
+    return [*original.traced.states, *states.find_states(model, given)]
 
 
 def _rewritten(
@@ -182,7 +186,12 @@ def _manifest(
         precision=job.target.options.precision,
         options=job.options,
         source=SourceRecord(**vars(loaded.source)),
-        warnings=(*loaded.warnings, *_length_warnings(original), *_warnings(fused)),
+        warnings=(
+            *loaded.warnings,
+            *_buffer_warnings(original),
+            *_length_warnings(original),
+            *_warnings(fused),
+        ),
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
         states=tuple(s.record() for s in _states(original, model)),
@@ -229,6 +238,23 @@ def _packed(graph: onnx.GraphProto) -> PackedRecord:
 def _lowering(choice: Choice) -> LoweringRecord:
     tuned = None if choice.tuned is None else tuple(TunedRecord(**t) for t in choice.tuned)
     return LoweringRecord(choice.node, choice.op, choice.lowering, choice.reason, tuned)
+
+
+def _buffer_warnings(original: TracedOriginal) -> list[str]:
+    """Return what to say of buffers that the model writes."""
+    carried = original.loaded.carried
+    if carried is None:
+        return []
+    names = ", ".join(buffer.title for buffer in carried.buffers)
+    if not original.traced.states:
+        return [f"Forward writes {names}, which no output depends on: the artifact leaves it out."]
+    shared = ", ".join(buffer.title for buffer in carried.buffers if not buffer.batched)
+    together = f" All rows of a batch share {shared}." if shared else ""
+    return [
+        f"States are the buffers that forward writes: {names}. A stream is the calls of the model "
+        "one after another, each with what the one before wrote; cut into other calls, a sequence "
+        f"may give other outputs, as with the original.{together}"
+    ]
 
 
 def _length_warnings(original: TracedOriginal) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from linexport.errors import OpError
-from linexport.manifest.records import StateRecord
+from linexport.manifest.records import DimRecord, StateRecord
 from linexport.plugins.ops.op import DOMAIN, read_node
 from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_nodes
 
@@ -27,6 +27,9 @@ SCAN = ("past_scan_", "present_scan_")
 
 CONVOLVED = ("past_inputs_", "present_inputs_")
 """How states begin that are the last inputs of a convolution of standard ONNX."""
+
+BUFFERS = ("past_buffer_", "present_buffer_")
+"""How states of buffers begin; the buffer's name follows."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class State:
     op: str
     growing_axis: int | None = None
     initial_value: float = 0.0
+
+    @property
+    def shared(self) -> bool:
+        """True of a buffer that all rows of a batch share."""
+        return self.record().shared
 
     def start(self, batch: int) -> np.ndarray:
         """Return its value before the first token."""
@@ -80,6 +88,26 @@ class State:
     def from_record(cls, record: StateRecord) -> State:
         """Return the state of a record of the manifest."""
         return cls(*vars(record).values())
+
+
+def batch_dim(states: Iterable[State | StateRecord]) -> str | None:
+    """Return the dimension that states have for the rows of a batch; None where none has one."""
+    first = (state.shape[0] for state in states)
+    return next((size for size in first if isinstance(size, str)), None)
+
+
+def rows_dim(states: Collection[State], dims: Mapping[str, DimRecord]) -> int | str:
+    """Return the batch of the calls of a model: the name of the dimension, or a size that is fixed.
+
+    Args:
+        states: of the model.
+        dims: the dynamic dimensions of its inputs.
+    """
+    own = [state for state in states if not state.shared]
+    if states and not own:
+        return next((name for name, limits in dims.items() if limits.batch), 1)
+    fixed = (state.shape[0] for state in own if isinstance(state.shape[0], int))
+    return batch_dim(own) or next(fixed, 1)
 
 
 def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:

@@ -84,6 +84,18 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
         yield from (o.name for o in graph.output if o.name not in own)
 
 
+def reached(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
+    """Return the values of a graph that depend on the values of some; sizes of them do not count.
+
+    Nodes are in order.
+    """
+    found = set(names)
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and not found.isdisjoint(reads(node)):
+            found.update(node.output)
+    return found
+
+
 def rename_values(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     """Give values that nodes make and read other names, in place, in subgraphs too.
 

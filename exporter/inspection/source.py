@@ -14,7 +14,7 @@ from linexport.inspection import subgraph
 from linexport.inspection.ops import linexport_ops
 from linexport.loaders import load_model
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
-from linexport.manifest.records import RangeRecord, SourceRecord
+from linexport.manifest.records import BUFFER, RangeRecord, SourceRecord
 from linexport.token_flow import classify, flow_record
 
 REACH = 7
@@ -24,13 +24,13 @@ REACH = 7
 def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
     """Trace a source and look for attention in it; see ``inspect``."""
     loaded = load_model(path, run=False)
-    traced, decode = trace.trace(loaded), loaded.decode_module
+    traced = trace.trace(loaded)
+    decode = loaded.decode_module is not None or bool(traced.states)
     plain = passes.run(traced.model, passes.STATELESS[:1])
     # The states of a decode module are in its graph, whose operations may join tokens with them.
     rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
     findings, given = rewritten.findings, [i.name for i in traced.graph.graph.input]
-    own = decode.states if decode else ()
-    held = [*own, *states.find_states(rewritten.model, given)]
+    held = [*traced.states, *states.find_states(rewritten.model, given)]
     tokens = sequence(traced.dims)
     multiple = 1 if tokens is None else traced.dims[tokens].multiple
 
@@ -59,7 +59,9 @@ def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
         rejected=tuple(
             FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
         ),
-        token_flow=flow_record(classify(rewritten.model, held, tokens, multiple), traced.line),
+        token_flow=None
+        if any(state.op == BUFFER for state in traced.states)
+        else flow_record(classify(rewritten.model, held, tokens, multiple), traced.line),
         states=tuple(s.record() for s in held),
         ops=linexport_ops(rewritten.model),
         warnings=tuple(loaded.warnings),

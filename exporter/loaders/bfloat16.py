@@ -50,10 +50,14 @@ def widened(
     with torch.no_grad(), uncompiled(), buffers_kept(module):
         after = module(*args, **kwargs)
     distance = max(map(_distance, pytree.tree_leaves(before), pytree.tree_leaves(after)))
-    return args, kwargs, (
-        "The model computes in bfloat16, for which ONNX Runtime has no CPU kernels: it is "
-        "converted, and compared, in float32. On the example inputs the two are "
-        f"{distance:.1e} apart, relative to the largest output.",
+    return (
+        args,
+        kwargs,
+        (
+            "The model computes in bfloat16, for which ONNX Runtime has no CPU kernels: it is "
+            "converted, and compared, in float32. On the example inputs the two are "
+            f"{distance:.1e} apart, relative to the largest output.",
+        ),
     )
 
 

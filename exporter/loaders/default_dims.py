@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,15 @@ class DefaultDims:
     unclear: tuple[str, ...] = ()
 
 
-def default_dims(args: tuple[Any, ...], runs: Runs | None = None) -> DefaultDims:
+def default_dims(
+    args: tuple[Any, ...], runs: Runs | None = None, one_batch: str | None = None
+) -> DefaultDims:
     """Choose batch and sequence dims for example inputs.
 
     Args:
         args: tensors, or tuples, lists and dicts of them; anything else is constant.
         runs: runs the module; None where sizes alone have to tell.
+        one_batch: why the batch does not vary; None where it does.
     """
     tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
     batches = {tensor.shape[0] for tensor in tensors}
@@ -82,12 +86,13 @@ def default_dims(args: tuple[Any, ...], runs: Runs | None = None) -> DefaultDims
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
         if tensor.dim() == 0:
             return ()
-        return (0, 1) if id(tensor) in varying | numbers else (0,)
+        batch = () if one_batch else (0,)
+        return (*batch, 1) if id(tensor) in varying | numbers else batch
 
     return DefaultDims(
         repeat_ones(args, dims),
         _map(args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False),
-        (*_warnings(batches, sequences, lengths), *unclear),
+        (*_warnings(batches, sequences, lengths, one_batch), *unclear),
         unclear,
     )
 
@@ -129,7 +134,8 @@ def _tried(
     subsets = chain.from_iterable(combinations(unique, n) for n in range(1, len(unique) + 1))
     chosen = [frozenset(map(id, subset)) for subset in subsets]
     for longer in (lambda n: n + 3, lambda n: 2 * n, lambda n: 3 * n):
-        taken = {c for c in chosen if runs(_map(args, lambda t, c=c: _resized(t, c, longer)))}
+        resized = [_map(args, partial(_resized, chosen=c, longer=longer)) for c in chosen]
+        taken = {c for c, examples in zip(chosen, resized, strict=True) if runs(examples)}
         together = frozenset().union(*taken)
         if together in taken:
             return set(together)
@@ -201,9 +207,11 @@ def _dynamic_lengths(sequences: set[int]) -> set[int]:
     return sequences if sequences == {1} else sequences - {0, 1}
 
 
-def _warnings(batches: set[int], sequences: set[int], lengths: set[int]) -> tuple[str, ...]:
-    found = []
-    if 1 in batches:
+def _warnings(
+    batches: set[int], sequences: set[int], lengths: set[int], one_batch: str | None
+) -> tuple[str, ...]:
+    found = [] if one_batch is None else [one_batch]
+    if 1 in batches and one_batch is None:
         found.append("the example batch of 1 was repeated to 2, so that the batch can vary")
     if 1 in lengths:
         found.append("the example sequence of 1 was repeated to 2, so that its length can vary")

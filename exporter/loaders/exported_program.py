@@ -53,7 +53,7 @@ def load_exported_program(path: Path) -> LoadedModel:
     args, kwargs = _example_inputs(program)
     check_finite(_weights(program), str(path))
     count = sum(p.numel() for p in program.parameters())
-    return LoadedModel(
+    loaded = LoadedModel(
         module=module,
         args=args,
         kwargs=kwargs,
@@ -67,6 +67,9 @@ def load_exported_program(path: Path) -> LoadedModel:
         program=program,
         warnings=_train_mode_warnings(program),
     )
+    from linexport.loaders.program_buffers import with_buffers
+
+    return with_buffers(loaded)
 
 
 _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"

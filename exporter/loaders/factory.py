@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import LinexportError, UsageError
 from linexport.loaders.callables import find_callable, user_code
@@ -34,6 +34,9 @@ from linexport.loaders.weights import (
     parameter_summary,
     weights_digest,
 )
+
+if TYPE_CHECKING:
+    from linexport.loaders.carried_buffers import Buffer
 
 _RETURNS = (
     "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
@@ -81,6 +84,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
             infinite.
     """
     from linexport.loaders.bfloat16 import widened
+    from linexport.loaders.carried_buffers import carrying
     from linexport.loaders.first_run import failure, run_once, runs
 
     given = _unpack(location, result)
@@ -105,11 +109,12 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         except Exception as error:
             raise failure(error, location, "token ids, whole and in pieces with a cache") from error
     check_finite(named_tensors(module), location)
-    run_once(module, *given.split(given.examples), location)
-    chosen = _dims(given, lambda examples: runs(module, *given.split(examples)))
+    written = run_once(module, given.args, given.kwargs, location).buffers
+    buffers, one_batch = _carried(given, written, location)
+    chosen = _dims(given, lambda examples: runs(module, *given.split(examples)), one_batch)
     args, kwargs = given.split(chosen.args)
     args, kwargs, changed = widened(module, args, kwargs)
-    return LoadedModel(
+    loaded = LoadedModel(
         module=module,
         args=args,
         kwargs=kwargs,
@@ -118,6 +123,24 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         warnings=(*chosen.warnings, *warnings, *changed),
         unclear_dims=chosen.unclear,
     )
+    return carrying(loaded, buffers) if buffers else loaded
+
+
+def _carried(
+    given: _Given, names: tuple[str, ...], location: str
+) -> tuple[tuple[Buffer, ...], str | None]:
+    """Return the buffers that the module writes, and why its batch does not vary.
+
+    The module then begins every call with the values that they have.
+    """
+    from linexport.loaders.carried_buffers import buffers_of, restart
+
+    if not names:
+        return (), None
+    buffers, varies = buffers_of(given.module, names, given.args, given.kwargs, location)
+    restart(given.module, buffers)
+    reason = f"the batch stays that of the example: forward writes the buffer {names[0]}"
+    return buffers, None if varies else reason
 
 
 def _frozen_draws(module: Any) -> tuple[str, ...]:
@@ -238,10 +261,10 @@ def _check_shapes(source: str, given: _Given) -> None:
         )
 
 
-def _dims(given: _Given, runs: Runs) -> DefaultDims:
+def _dims(given: _Given, runs: Runs, one_batch: str | None) -> DefaultDims:
     """Return the examples with the dims of the factory, else with those that are usual."""
     if not given.chosen:
-        return default_dims(given.examples, runs)
+        return default_dims(given.examples, runs, one_batch)
     shapes = _always_dynamic(_by_position(given))
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
     return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())

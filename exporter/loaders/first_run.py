@@ -6,12 +6,15 @@ Buffers that it writes have their values again afterwards: the module is as the 
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor, nn
 from torch._higher_order_ops import utils
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -24,10 +27,25 @@ LISTED = 6
 """Inputs that are described in an error."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """Names of what a call of a module has written to.
+
+    Attributes:
+        buffers: registered buffers.
+        parameters: parameters.
+        attributes: attributes of a module that are neither.
+    """
+
+    buffers: tuple[str, ...]
+    parameters: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
 def run_once(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
-    """Return what a module gives for its own example.
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Written:
+    """Run a module on its own example, and return what that writes.
 
     Args:
         module: in evaluation mode.
@@ -36,14 +54,118 @@ def run_once(
         name: what the user calls the model.
 
     Raises:
-        UnsupportedModelError: it fails; with the line of the user's code.
+        UnsupportedModelError: it fails, with the line of the user's code; or it keeps something
+            from one call to the next that is not a buffer.
     """
     try:
+        before, random = _Values(module), torch.get_rng_state()
         with torch.no_grad(), uncompiled(), buffers_kept(module):
-            return module(*args, **kwargs)
+            first = module(*args, **kwargs)
+            written = before.written(module)
+            first = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, first)
+        draws = not torch.equal(random, torch.get_rng_state())
+        if written.attributes and not draws:
+            with torch.no_grad(), uncompiled(), buffers_kept(module):
+                second = module(*args, **kwargs)
+                _check_alike(first, second, written, name)
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         example = described(module, args, kwargs)
         raise failure(error, name, f"its example inputs, {example}") from error
+    if written.parameters:
+        raise UnsupportedModelError(
+            f"{name}: forward writes the parameter {written.parameters[0]}. What a call leaves to "
+            "the next one has to be in a buffer (register_buffer): it becomes a state."
+        )
+    return written
+
+
+def _check_alike(first: Any, second: Any, written: Written, name: str) -> None:
+    """Check that a second call gives what the first one gave.
+
+    Raises:
+        UnsupportedModelError: it does not, though buffers had the same values.
+    """
+    pairs = zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=False)
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    if all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in tensors
+    ):
+        return
+    raise UnsupportedModelError(
+        f"{name}: a second call on the same inputs gives other outputs, and forward writes "
+        f"{', '.join(f'self.{a}' for a in written.attributes[:LISTED])}, which is not a buffer. "
+        "Register what a call leaves to the next one with register_buffer: it becomes a state."
+    )
+
+
+class _Values:
+    """What a module has before a call.
+
+    Args:
+        module: it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buffers = {n: (b, _version(b), b.detach().clone()) for n, b in _buffers(module)}
+        self._parameters = {n: _version(p) for n, p in _parameters(module)}
+        self._attributes = dict(_attributes(module))
+
+    def written(self, module: nn.Module) -> Written:
+        """Return what the module has written since."""
+        return Written(
+            tuple(n for n, b in _buffers(module) if self._is_written(n, b)),
+            tuple(
+                n
+                for n, p in _parameters(module)
+                if self._parameters.get(n, _version(p)) != _version(p)
+            ),
+            tuple(n for n, x in _attributes(module) if self._attributes.get(n) != x),
+        )
+
+    def _is_written(self, name: str, now: Tensor) -> bool:
+        if name not in self._buffers:
+            return True
+        before, version, values = self._buffers[name]
+        if now is not before or _version(now) != version or now.shape != values.shape:
+            return True
+        return not torch.equal(now, values)
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(n, b) for n, b in module.named_buffers() if not is_lazy(b)]
+
+
+def _parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(n, p) for n, p in module.named_parameters() if not is_lazy(p)]
+
+
+def _version(value: Tensor) -> int:
+    """Return the number of writes to a tensor; 0 of one that does not count them."""
+    return 0 if value.is_inference() else value._version
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield attributes of a module and its parts with what tells one value from another."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, Tensor):
+                told: Any = (id(value), _version(value))
+            elif isinstance(value, list | tuple | deque):
+                told = tuple(map(id, value))
+            elif isinstance(value, dict):
+                told = tuple((k, id(v)) for k, v in value.items())
+            elif value is None or isinstance(value, int | float | str):
+                told = value
+            else:
+                continue
+            if not (key.startswith("_") and key in NOT_OWN):
+                yield f"{name}.{key}".removeprefix("."), told
+
+
+NOT_OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
 
 
 def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
@@ -63,7 +185,7 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
 
 
 @contextmanager
-def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Give the buffers of a module the values again that they had before."""
     saved = [
         (part, key, buffer, None if buffer is None else buffer.detach().clone())
@@ -75,9 +197,8 @@ def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for part, key, buffer, values in saved:
-            if buffer is not None and not _same(buffer, values):
-                with torch.no_grad():
-                    buffer.copy_(values)
+            if buffer is not None and values is not None and not torch.equal(buffer, values):
+                buffer.data = values
             part._buffers[key] = buffer
 
 
@@ -95,7 +216,7 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def runs(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a module takes these inputs."""
     try:
         with torch.no_grad(), uncompiled(), buffers_kept(module):
@@ -105,7 +226,13 @@ def runs(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     return True
 
 
-def described(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def first_rows(examples: Any) -> int:
+    """Return the batch of examples: the first size of the first tensor."""
+    leaves = (x for x in pytree.tree_leaves(examples) if isinstance(x, Tensor) and x.dim())
+    return next((x.shape[0] for x in leaves), 1)
+
+
+def described(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the tensors among inputs in words: "ids (2, 16) int64 from 100 to 199"."""
     try:
         given = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
@@ -115,17 +242,13 @@ def described(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str,
         f"{name} {_tensor(leaf)}"
         for name, value in given.items()
         for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, Tensor)
     ]
     more = f" and {len(found) - LISTED} more tensors" if len(found) > LISTED else ""
     return ", ".join(found[:LISTED]) + more
 
 
-def _tensor(value: torch.Tensor) -> str:
+def _tensor(value: Tensor) -> str:
     text = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     return f"{text} from {int(value.min())} to {int(value.max())}" if whole and len(value) else text
-
-
-def _same(buffer: torch.Tensor, values: torch.Tensor | None) -> bool:
-    return values is not None and torch.equal(buffer, values)

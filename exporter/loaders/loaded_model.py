@@ -15,6 +15,8 @@ from linexport.manifest.records import HeadName
 if TYPE_CHECKING:
     import torch
 
+    from linexport.loaders.carried_buffers import Buffer
+
 Images = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
 """Pixel values (patches, channels) and grid (2,) of each image."""
 
@@ -84,6 +86,21 @@ class DecodeModule:
 
 
 @dataclass(frozen=True)
+class CarriedBuffers:
+    """Buffers that a model's own code writes, which become states.
+
+    Attributes:
+        buffers: see ``carried_buffers.Buffer``.
+        traced: the model that takes past states by name, and returns the present ones last.
+        states: of them, in that order.
+    """
+
+    buffers: tuple[Buffer, ...]
+    traced: LoadedModel
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True)
 class LanguageFacts:
     """Facts of a causal model of tokens: input_ids (B, T), attention_mask (B, T) -> one output.
 
@@ -146,6 +163,8 @@ class LoadedModel:
             the example.
         warnings: what the user should know, such as a batch of 1 that was repeated.
         unclear_dims: those of the warnings that say why a dim stays constant, as sizes do not tell.
+        carried: buffers that the model writes; None without any. ``module`` begins every call with
+            the values that they have at first.
         decode_module: traced instead of ``module``, where the model carries states of its own.
         language: set for a model of tokens, which is then checked as one.
         outputs: names of the outputs; None where nothing names them.
@@ -168,6 +187,7 @@ class LoadedModel:
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     unclear_dims: tuple[str, ...] = ()
+    carried: CarriedBuffers | None = None
     decode_module: DecodeModule | None = None
     language: LanguageFacts | None = None
     outputs: tuple[str, ...] | None = None

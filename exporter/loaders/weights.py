@@ -30,9 +30,9 @@ def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], name: str) -> None
     if found:
         more = [f"{len(found) - _NAMED} more weights"] if len(found) > _NAMED else []
         raise UnsupportedModelError(
-            f"{name}: {'; '.join([*found[:_NAMED], *more])}. Expected finite weights, as nothing can "
-            "be compared with outputs that are NaN. Correct them, or take the checkpoint from its "
-            "author again; a mask belongs into a buffer."
+            f"{name}: {'; '.join([*found[:_NAMED], *more])}. Expected finite weights, as nothing "
+            "can be compared with outputs that are NaN. Correct them, or take the checkpoint from "
+            "its author again; a mask belongs into a buffer."
         )
 
 

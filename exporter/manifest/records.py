@@ -79,6 +79,10 @@ class InputRecord(TensorRecord):
     default: int | None = None
 
 
+BUFFER = "Buffer"
+"""Name in place of an op: of a buffer that the model's own code writes in each call."""
+
+
 @dataclass(frozen=True)
 class StateRecord:
     """A state: the output ``present`` of a call is the input ``past`` of the next.
@@ -100,6 +104,16 @@ class StateRecord:
     op: str
     grows: int | None = None
     initial: float = 0.0
+
+    @property
+    def shared(self) -> bool:
+        """True of a buffer that all rows of a batch share: it has no axis of the batch."""
+        return self.op == BUFFER and not isinstance(self.shape[0], str)
+
+    @property
+    def rows(self) -> str:
+        """What the rows of a batch have of it, in words."""
+        return "one for all rows of a batch" if self.shared else "one for each row of a batch"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from linexport.errors import NothingComparedError
 from linexport.graph.dims import DimRange, sequence
-from linexport.graph.states import State
+from linexport.graph.states import State, batch_dim
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import (
     CaseRecord,
@@ -113,8 +113,8 @@ class ModelUnderTest:
 
     def batch(self, sizes: Mapping[str, int]) -> int:
         """The batch size of a case: what the states' first dimension is called, or 1."""
-        name = self.states[0].shape[0] if self.states else None
-        return sizes.get(name, 1) if isinstance(name, str) else 1
+        name = batch_dim(self.states)
+        return 1 if name is None else sizes.get(name, 1)
 
 
 @dataclass

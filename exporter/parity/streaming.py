@@ -18,6 +18,7 @@ import numpy as np
 
 from linexport.graph.dims import PAST, DimRange
 from linexport.manifest.proof import StreamingRecord
+from linexport.parity.carried_calls import check_calls, writes_buffers
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import Comparison
@@ -82,6 +83,8 @@ def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
         return StreamingRecord(
             None, "the model has no causal operator whose state could be carried"
         )
+    if writes_buffers(tested):
+        return check_calls(tested, seed)
     sequence = _sequence_dim(tested)
     if sequence is None:
         return StreamingRecord(False, "no dimension of the inputs is a dynamic sequence")

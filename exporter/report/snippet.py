@@ -29,14 +29,14 @@ with open("manifest.json") as file:
     states = json.load(file)["states"]
 
 
-def zeros(state):
+def begin(state):
     # Symbolic dimensions of a state are the batch, here {batch}.
     shape = [size if isinstance(size, int) else {batch} for size in state["shape"]]
-    return np.zeros(shape, state["dtype"])
+    return np.full(shape, state["initial"], state["dtype"])
 
 
-# A new sequence begins with states of zeros.
-past = {{state["past"]: zeros(state) for state in states}}
+# A new sequence begins with the states that the manifest names.
+past = {{state["past"]: begin(state) for state in states}}
 outputs = dict(zip(names, session.run(None, {feeds} | past)))
 
 # The next piece of the same sequence continues from the states just returned.

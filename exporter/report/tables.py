@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from linexport.manifest import Manifest
-from linexport.manifest.records import IsolationRecord, StateRecord, TensorRecord
+from linexport.manifest.records import BUFFER, IsolationRecord, StateRecord, TensorRecord
 from linexport.manifest.rewriting import LoweringRecord
 from linexport.plugins.ops.registry import all_ops
 from linexport.report.text import (
@@ -214,7 +214,8 @@ def interface(manifest: Manifest) -> Table | None:
     ]
     for state in manifest.states:
         names = Cell(f"{state.past} → {state.present}", tone="code")
-        rows.append([Cell("state", state.op), names, *_tensor(state)])
+        of = f"{state.op}, {state.rows}" if state.op == BUFFER else state.op
+        rows.append([Cell("state", of), names, *_tensor(state)])
     return make_table("Inputs, outputs and states", ["Role", "Name", "Type", "Shape"], rows)
 
 

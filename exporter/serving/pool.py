@@ -30,6 +30,7 @@ from linexport.errors import (
     NonFiniteError,
     UsageError,
 )
+from linexport.manifest.records import BUFFER
 from linexport.serving.layout import Layout
 from linexport.serving.prefix_cache import PrefixCache
 from linexport.serving.prompts import Prompts
@@ -71,6 +72,13 @@ class Pool:
     ) -> None:
         if not model.states:
             raise UsageError(f"{model.path} does not stream: {model.manifest.why_stateless}")
+        written = next((s for s in model.states.values() if s.op == BUFFER), None)
+        if written is not None:
+            raise UsageError(
+                f"The state {written.past} of {model.path} is a buffer that each call writes, and "
+                "a pool cuts what it is given into calls of its own: outputs may depend on that. "
+                "Use streams: linexport.load(...).stream()."
+            )
         for name, value in (("slots", slots), ("chunk", chunk)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; expected 1 or more.")
@@ -237,7 +245,8 @@ class Pool:
         axes = {name: s.growing_axis for name, s in self.model.states.items()}
         held = {n: after[n].shape[axis] - tokens for n, axis in axes.items() if axis is not None}
         found = defaultdict(list)
-        for name, rows in lost_rows(self.model.states, after, held, outputs).items():
+        count = self.model.rows_of(after) or 1
+        for name, rows in lost_rows(self.model.states, after, held, outputs, count).items():
             for row in rows:
                 found[row].append(name)
         return found

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from linexport.artifact import Artifact, StreamState
+from linexport.graph.states import rows_dim
 from linexport.serving.channel import Channel
 from linexport.serving.engine import StoppedError
 from linexport.serving.session import Session
@@ -80,6 +81,6 @@ class SequenceStep:
 def token_dim(model: Artifact) -> str | None:
     """Return the name of the dimension along which a model that streams takes tokens."""
     held = {s.past for s in model.manifest.states}
-    batch = next((s.shape[0] for s in model.manifest.states), None)
+    batch = rows_dim(model.states.values(), model.manifest.dims)
     sizes = (d for i in model.manifest.inputs if i.name not in held for d in i.shape)
     return next((d for d in sizes if isinstance(d, str) and d != batch), None)

@@ -10,8 +10,8 @@ the ONNX graph must have one too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -21,6 +21,9 @@ from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.graph import states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import Weights, externalize, with_weights
+from linexport.graph.interface import tensor_records
+from linexport.graph.states import State
+from linexport.graph.walk import reached
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace import scanned_sizes, written_out
@@ -50,6 +53,8 @@ class Traced:
         translated: the program after the exporter's decompositions.
         lines: source lines of the model's author by the names of nodes and values, as far as the
             exporter kept them.
+        states: those that are inputs and outputs of the graph as it is; of no other are any to be
+            exposed.
     """
 
     graph: onnx.ModelProto
@@ -59,6 +64,7 @@ class Traced:
     program: torch.export.ExportedProgram | None = None
     translated: torch.export.ExportedProgram | None = None
     lines: Mapping[str, str] = field(default_factory=dict)
+    states: tuple[State, ...] = ()
 
     def line(self, *names: str) -> str | None:
         """Return the source line of the first of some nodes or values that has one."""
@@ -80,14 +86,42 @@ def trace(loaded: LoadedModel) -> Traced:
         BuildError: torch could not trace or translate it for another reason.
     """
     try:
-        return _trace(loaded)
+        return _with_buffers(loaded) if loaded.carried is not None else _trace(loaded)
     except LinexportError as error:
-        if not loaded.unread:
+        said = loaded.unread or _written(loaded)
+        if not said:
             raise
-        raise type(error)(f"{error}\n{loaded.unread}") from error
+        raise type(error)(f"{error}\n{said}") from error
 
 
-def _trace(loaded: LoadedModel) -> Traced:
+def _written(loaded: LoadedModel) -> str:
+    """Return which buffers a model writes, for errors; "" without any."""
+    if loaded.carried is None:
+        return ""
+    names = ", ".join(buffer.title for buffer in loaded.carried.buffers)
+    return (
+        f"States of the artifact are the buffers that forward writes: {names}. A Python if, an "
+        "index or a size that depends on their values cannot be traced."
+    )
+
+
+def _with_buffers(loaded: LoadedModel) -> Traced:
+    """Trace a model with the buffers that it writes as states; without those that nothing reads."""
+    assert loaded.carried is not None
+    carried = loaded.carried
+    traced = _trace(carried.traced, [state.present for state in carried.states])
+    graph = traced.graph.graph
+    presents = {state.present for state in carried.states}
+    outputs = {value.name for value in graph.output} - presents
+    if not outputs & reached(graph, [state.past for state in carried.states]):
+        log.info("no output depends on the buffers that forward writes")
+        return _trace(loaded)
+    shapes = {record.name: record.shape for record in tensor_records(graph.input)}
+    found = tuple(replace(s, shape=shapes[s.past]) for s in carried.states)
+    return replace(traced, states=found)
+
+
+def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
     if loaded.graph is not None:
         graph, lines = normalise(loaded.graph)
         _check_types(graph)
@@ -99,7 +133,7 @@ def _trace(loaded: LoadedModel) -> Traced:
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
     dims = limit_to_chunks(program, names, dims)
-    found = to_graph(program, names, (step or loaded).outputs)
+    found = to_graph(program, names, (step or loaded).outputs, presents)
     model = found.graph
     try:
         roll(model)
@@ -118,7 +152,8 @@ def _trace(loaded: LoadedModel) -> Traced:
     ranges = ", ".join(f"{name} {limits.min}:{limits.max or ''}" for name, limits in dims.items())
     log.info("traced %d nodes; dynamic dimensions: %s", len(model.graph.node), ranges or "none")
     traced = {name: sizes[name] for name in dims}
-    return Traced(model, found.weights, dims, traced, program, found.program, found.lines)
+    own = step.states if step else ()
+    return Traced(model, found.weights, dims, traced, program, found.program, found.lines, own)
 
 
 def plain_export(

@@ -67,10 +67,12 @@ def to_graph(
     program: torch.export.ExportedProgram,
     symbols: Mapping[str, str] | None = None,
     outputs: Sequence[str] | None = None,
+    presents: Sequence[str] = (),
 ) -> Translated:
     """Translate a program, keeping linexport ops as nodes.
 
-    ``symbols`` renames the program's size symbols, ``outputs`` the outputs. Nodes of linexport ops
+    ``symbols`` renames the program's size symbols, ``outputs`` the outputs and ``presents`` the
+    states that come after them. Nodes of linexport ops
     are named after the submodule they come from; metadata of the exporter, which holds local
     paths, is dropped.
 
@@ -102,7 +104,7 @@ def to_graph(
             f"{_user_line(innermost(error))}"
         ) from error
     assert exported is not None
-    name_values(exported.model.graph, outputs)
+    name_values(exported.model.graph, outputs, presents)
     weights = _take_weights(exported.model)
     # One form of constants for passes to read, and fewer nodes.
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)

@@ -288,9 +288,7 @@ class _FreezeProbe(logging.Handler):
                 self.lines.append(f"{frame.filename}:{frame.lineno}: {frame.line}")
 
 
-def _frozen_message(
-    export: Callable[[], object], error: Exception, unclear: Sequence[str]
-) -> str:
+def _frozen_message(export: Callable[[], object], error: Exception, unclear: Sequence[str]) -> str:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     probe, saved = _FreezeProbe(), (log.handlers, log.level, log.propagate)
     log.handlers, log.propagate = [probe], False

@@ -15,17 +15,20 @@ from collections.abc import Sequence
 from onnxscript import ir
 
 
-def name_values(graph: ir.Graph, outputs: Sequence[str] | None = None) -> None:
+def name_values(
+    graph: ir.Graph, outputs: Sequence[str] | None = None, presents: Sequence[str] = ()
+) -> None:
     """Name the outputs, and give values that share a name other ones.
 
     ``outputs`` are the names of the outputs, else ``output`` or ``output_0`` ...; torch names them
-    by operator. An output that is an input keeps its name.
+    by operator. ``presents`` are those of states, which come last. An output that is an input keeps
+    its name.
     """
     _copy_repeated_outputs(graph)
-    several = len(graph.outputs) > 1
-    numbered = [f"output_{i}" if several else "output" for i in range(len(graph.outputs))]
+    count = len(graph.outputs) - len(presents)
+    numbered = [f"output_{i}" if count > 1 else "output" for i in range(count)]
     names = {value: value.name or "" for value in graph.inputs}
-    for value, name in zip(graph.outputs, outputs or numbered, strict=True):
+    for value, name in zip(graph.outputs, [*(outputs or numbered), *presents], strict=True):
         if not value.is_graph_input():
             names[value] = name
     inner = [value for node in graph.all_nodes() for value in node.outputs]

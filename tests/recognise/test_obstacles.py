@@ -437,7 +437,9 @@ def test_tracebacks_of_torch_are_not_printed_beside_the_message(
     """Of a model that takes one row: the example of one is repeated to two."""
     one = Three(lambda q, k, v: q.reshape(12, WIDTH) @ k.reshape(12, WIDTH).mT)
     loaded = load_module((one, (torch.randn(1, 12, WIDTH),)), "a:b")
-    with pytest.raises(BuildError, match=r"(?s)invalid for input.*itself fails on x \(2, 12, 8\)") as e:
+    with pytest.raises(
+        BuildError, match=r"(?s)invalid for input.*itself fails on x \(2, 12, 8\)"
+    ) as e:
         trace(loaded)
     assert "The example batch of 1 was repeated to 2" in str(e.value)
     assert not [r for r in caplog.records if r.name == "torch._subclasses.fake_tensor"]

@@ -7,8 +7,8 @@
 Modules of ``modules_to_save`` are replaced as they are. Source: Hu et al., LoRA, 2021;
 Kalajdzievski, A Rank Stabilization Scaling Factor, 2023; names of files and tensors are peft's.
 
-A class with towers has the language model below ``language_model``, with the same names otherwise: an
-adapter of either class fits the other.
+A class with towers has the language model below ``language_model``, with the same names otherwise:
+an adapter of either class fits the other.
 
 Every setting and every tensor is either taken into account or refused by name: what an adapter of
 another kind computes is not a sum of this form.
@@ -175,7 +175,11 @@ class Adapter:
         kinds = {"AB": torch.nn.Linear, "embedding_Aembedding_B": torch.nn.Embedding}
         kind = kinds.get("".join(sorted(pair)))
         if kind is None or type(module) is not kind:
-            place = f"no module of {type(model).__name__}" if module is None else f"a {type(module).__name__}"
+            place = (
+                f"no module of {type(model).__name__}"
+                if module is None
+                else f"a {type(module).__name__}"
+            )
             raise self._foreign(f"{name}.lora_{min(pair)}", f"for {place}")
         a, b = (pair[side] for side in sorted(pair))
         rank = a.shape[0]
