@@ -19,10 +19,13 @@ from torch.export import Dim
 import linexport
 from linexport.conversion.pipeline import convert_checked
 from linexport.conversion.stages import Checks
+from linexport.debugging import debug
 from linexport.errors import NonFiniteError, UnsupportedModelError, UsageError
 from linexport.loaders.factory import load_module
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.parity.cases import ChosenSizes
+from linexport.targets.base import OrtSession
+from linexport.trace import trace
 from tests.support.independent import Independent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -219,6 +222,13 @@ def test_calls_equal_those_of_the_module(name: str, tmp_path: Path) -> None:
         check(next(iter(artifact.run(pieces[0]).values())), expected[:, :1])
 
 
+def test_a_model_is_traced_with_its_weights_where_the_loader_left_them() -> None:
+    """As ``inspect`` and ``debug`` do; a conversion moves them to a file first."""
+    for kind in (Convolved, Memory):
+        traced = trace(load_module((kind(), (torch.randn(2, 12, 8),)), "own:make"))
+        assert [s.op for s in traced.states] == ["Buffer"] * len(traced.states)
+
+
 def test_what_is_shared_is_said(tmp_path: Path, cli: Callable[..., Any]) -> None:
     manifest = convert(Convolved(), tmp_path / "out")
     said = next(w for w in manifest.warnings if w.startswith("States are the buffers"))
@@ -305,6 +315,34 @@ def test_an_artifact_that_carries_a_wrong_value_fails(
     monkeypatch.setattr(State, "start", lambda self, batch: begin(self, batch) + 1)
     manifest = convert(Memory(), tmp_path / "out")
     assert manifest.status == "parity_failed"
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_state_that_is_not_what_the_module_wrote_is_found(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OrtSession.run
+
+    def changed(self: OrtSession, inputs: Any) -> dict[str, np.ndarray]:
+        found = run(self, inputs)
+        return {n: x * factor if n == "present_buffer_memory" else x for n, x in found.items()}
+
+    monkeypatch.setattr(OrtSession, "run", changed)
+    manifest = convert(Memory(), tmp_path / "out")
+    assert manifest.streaming and manifest.streaming.passed is (factor == 1.0)
+    if factor != 1.0:
+        assert manifest.status == "parity_failed"
+        assert "present_buffer_memory differs by 1.0e-03" in str(manifest.streaming.reason)
+
+
+def test_debugging_a_right_artifact_finds_nothing(tmp_path: Path) -> None:
+    """Its buffers after single tokens are others than after one call, as in the original."""
+    torch.manual_seed(1)
+    module = Memory()
+    assert convert(module, tmp_path / "out").status == "ok"
+    loaded = load_module((module, (torch.randn(2, 12, 8),)), "own:make")
+    found = debug(tmp_path / "out", source=loaded, threads=1)
+    assert found.value is None and found.state is None
 
 
 class Allocated(nn.Module):

@@ -27,6 +27,7 @@ from linexport.graph import dims, external_data
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.alone import as_batch, as_rows
+from linexport.manifest.records import BUFFER
 from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.choices import choices_of
@@ -280,8 +281,8 @@ def _state(
     if not tested.states:
         return None
     found = first_state(both, tested.states, model)
-    if found is not None:
-        return found
+    if found is not None or any(state.op == BUFFER for state in tested.states):
+        return found  # buffers after single tokens may be other ones
     sequence = dims.sequence(tested.dims)
     named = zip(tested.input_names, tested.input_shapes, strict=True)
     axes = {n: shape.index(sequence) for n, shape in named if sequence and sequence in shape}

@@ -243,7 +243,8 @@ def example_past(
     found: dict[str, Tensor] = {}
     for buffer in buffers:
         past, *flag = buffer.states()
-        found[past.past] = start[buffer.name].reshape(_shape(buffer, rows) or (1,))
+        # A tensor of its own: torch traces the sizes of a view to those of its base.
+        found[past.past] = start[buffer.name].clone().reshape(_shape(buffer, rows) or (1,))
         for begun in flag:
             found[begun.past] = torch.ones(rows if buffer.batched else 1, dtype=torch.int64)
     return {state.past: found[state.past] for state in states_of(buffers)}

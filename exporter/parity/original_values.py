@@ -21,6 +21,7 @@ import torch
 from onnx import TensorProto
 from torch.utils import _pytree as pytree
 
+from linexport.loaders.first_run import first_rows
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.parity import extra_outputs
 from linexport.parity.reference import Reference, passing
@@ -79,7 +80,9 @@ def original_values(
     """
     if traced.translated is not None:
         outputs = [o.name for o in traced.graph.graph.output]
-        return _ProgramValues(loaded, traced.translated, inputs, outputs, deciding)
+        buffers = traced.states if loaded.carried is not None else ()
+        begin = [torch.from_numpy(s.start(first_rows(inputs))) for s in buffers]
+        return _ProgramValues(loaded, traced.translated, inputs, begin, outputs, deciding)
     return _GraphValues(traced, inputs)
 
 
@@ -91,10 +94,11 @@ class _ProgramValues:
         loaded: LoadedModel,
         program: torch.export.ExportedProgram,
         inputs: Sequence[object],
+        begin: Sequence[torch.Tensor],
         output_names: Sequence[str],
         deciding: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self._loaded, self._program = loaded, program
+        self._loaded, self._program, self._begin = loaded, program, begin
         self._inputs, self._deciding = inputs, deciding
         self._unknown = values_of_steps(program.graph)
         self._outputs = list(output_names) if self._unknown else []
@@ -145,7 +149,7 @@ class _ProgramValues:
 
     def _flat(self) -> list[object]:
         """Return parameters, constants and inputs in the program's order."""
-        given, program = iter(self._inputs), self._program
+        given, program = iter([*self._inputs, *self._begin]), self._program
         flat: list[object] = []
         for spec in program.graph_signature.input_specs:
             if spec.kind.name == "USER_INPUT":

@@ -113,7 +113,7 @@ def test_auto_map_is_advised_to_be_deleted_where_the_same_class_is_built(
 ) -> None:
     own = {"AutoModelForCausalLM": "modeling_lfm2.Lfm2ForCausalLM"}
     place = edited(model_folder("lfm2"), tmp_path / "model", auto_map=own)
-    with pytest.raises(UnsupportedModelError, match="elete auto_map from config.json"):
+    with pytest.raises(UnsupportedModelError, match=r"elete auto_map from config\.json"):
         load_model(place)
     config = json.loads((place / "config.json").read_text())
     del config["auto_map"]
