@@ -30,7 +30,11 @@ LOCATION = "external"
 AT_ONCE = 2**26
 """Bytes of a weight that are written at once: each is in memory three times meanwhile."""
 
-SUB_BYTE = (TensorProto.INT4, TensorProto.UINT4)
+SUB_BYTE = {
+    **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1), 2),
+    **dict.fromkeys((TensorProto.INT2, TensorProto.UINT2), 4),
+}
+"""Types of less than a byte, with the values that one holds in a file."""
 
 _LENGTH_DELIMITED = 2
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
@@ -118,7 +122,7 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             start, count = int(entries.get("offset", 0)), prod(tensor.dims)
-            size = -(-count // 2) if tensor.data_type in SUB_BYTE else count * dtype.itemsize
+            size = -(-count // SUB_BYTE.get(tensor.data_type, 1)) * dtype.itemsize
             stored = files[entries["location"]][start : start + size]
             if tensor.data_type in SUB_BYTE:
                 bare = TensorProto(data_type=tensor.data_type, dims=tensor.dims)

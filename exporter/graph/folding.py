@@ -1,26 +1,25 @@
 """Constant folding: a node whose outputs do not depend on the inputs -> constants.
 
-    nodes whose inputs are all constant                              ->  their values
+    Constant, and nodes whose inputs are all constant                ->  their values
     Shape, and Gather or Slice of it, where all sizes taken are known ->  those sizes
 
-Values are computed by onnx's reference evaluator and kept whatever their size: no constant is taken
-to be negligible. onnxscript's folding does the same on its own representation; converting a graph
-to it and back would copy every weight.
+Values are computed by ``evaluation`` and kept whatever their size: no constant is taken to be
+negligible. A node that cannot be evaluated stays in the graph, as does one that reads a type that
+NumPy has no dtype for (float8, bfloat16): onnx-graphsurgeon keeps such values only if they are not
+looked at. onnxscript's folding does the same on its own representation; converting a graph to it
+and back would copy every weight.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from linexport.graph.edit import producer
+from linexport.graph.evaluation import evaluate
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +28,18 @@ SMALL = 2**16
 
 
 def nbytes(tensor: gs.Constant) -> int:
-    """Return the size of a constant's values, which need not be in memory."""
-    return int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
+    """Return the size of a constant's values in NumPy, which need not be in memory."""
+    kind = tensor.dtype
+    dtype = helper.tensor_dtype_to_np_dtype(kind) if isinstance(kind, int) else np.dtype(kind)
+    return int(np.prod(tensor.shape, dtype=np.int64)) * dtype.itemsize
+
+
+def is_readable(tensor: gs.Constant) -> bool:
+    """Return whether a constant's values can be read without changing the type it is written as.
+
+    onnx-graphsurgeon has ONNX's number in place of a dtype where NumPy has none.
+    """
+    return not isinstance(tensor.dtype, int)
 
 
 def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
@@ -42,14 +51,23 @@ def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
     sizes = _known_sizes(node, opset)
     if sizes is not None:
         return [gs.Constant(node.outputs[0].name, sizes)]
+    if node.op == "Constant" and not node.domain:
+        stored = stored_value(node)
+        return None if stored is None else [gs.Constant(node.outputs[0].name, stored)]
     constants = [tensor for tensor in node.inputs if not tensor.is_empty()]
     if node.domain or not constants or not all(isinstance(t, gs.Constant) for t in constants):
+        return None
+    if not all(map(is_readable, constants)):
+        log.debug("%s %r is not folded: NumPy lacks the type of a constant", node.op, node.name)
         return None
     large = [tensor for tensor in constants if nbytes(tensor) > SMALL]
     if any(len(tensor.outputs) > 1 for tensor in large):
         log.debug("%s %r is not folded: others read its weight", node.op, node.name)
         return None
-    values = _evaluate(node, constants, opset)
+    values = evaluate(node, constants, opset)
+    if values is None:
+        log.debug("%s %r is not folded: it cannot be evaluated", node.op, node.name)
+        return None
     if any(isinstance(value, list) for value in values):
         log.debug("%s %r is not folded: its value is a sequence", node.op, node.name)
         return None
@@ -62,6 +80,18 @@ def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
         gs.Constant(name, value)  # of a transpose, a view: the weight is in memory once
         for name, value in zip(_names(node), values, strict=True)
     ]
+
+
+def stored_value(node: gs.Node) -> np.ndarray | None:
+    """Return the value of a Constant node; None for text, and for a type that NumPy lacks."""
+    for name, value in node.attrs.items():
+        if name == "value" and is_readable(value):
+            return np.asarray(value.values)
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+    return None
 
 
 def _names(node: gs.Node) -> list[str]:
@@ -88,26 +118,11 @@ def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:
         if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
             return None
         known = [gs.Constant(node.inputs[0].name, places), *node.inputs[1:]]
-        places = np.asarray(_evaluate(node, known, opset)[0])
+        found = evaluate(node, known, opset)
+        if found is None:
+            return None
+        places = np.asarray(found[0])
     taken = [sizes[place] for place in places.flat]
     if not all(isinstance(size, int) for size in taken):
         return None
     return np.asarray(taken, np.int64).reshape(places.shape)
-
-
-def _evaluate(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[Any]:
-    """Run one node; returns arrays or numbers, and lists for sequences."""
-    given = {tensor.name: tensor.values for tensor in constants}
-    graph = helper.make_graph(
-        [OnnxExporter.export_node(node)],
-        "alone",
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for name, value in given.items()
-        ],
-        [helper.make_value_info(tensor.name, onnx.TypeProto()) for tensor in node.outputs],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return list(ReferenceEvaluator(model).run(None, given))

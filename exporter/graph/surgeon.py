@@ -10,8 +10,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from linexport.graph.external_data import LARGE, Weights, external_initializer
+
+# It prints warnings to the standard output, which is JSON alone where --json is given.
+G_LOGGER.severity = G_LOGGER.ERROR
 
 
 def to_model(graph: gs.Graph) -> onnx.ModelProto:

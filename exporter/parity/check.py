@@ -39,7 +39,7 @@ from linexport.parity.cases import (
     plan_cases,
 )
 from linexport.parity.choices import recording
-from linexport.parity.compare import EDGES, Comparison, compare_arrays
+from linexport.parity.compare import EDGES, Comparison, compare_arrays, largest
 from linexport.parity.extra_outputs import OpenChanged
 from linexport.parity.near_ties import NearTies, decide, notes
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
@@ -251,7 +251,7 @@ def _reference_outputs(
         inputs = draw_inputs(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if half is not None and expected:
-            expected = _with_half(half, inputs, expected, parity)
+            expected = _with_half(half, inputs, case, expected, parity)
         if expected:
             compared.append(case)
             yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
@@ -289,19 +289,46 @@ def _references(loaded: LoadedModel, notes: list[str]) -> list[Reference]:
 
 
 def _with_half(
-    half: Reference, inputs: Arguments, expected: list[ReferenceOutput], parity: Parity
+    half: Reference,
+    inputs: Arguments,
+    case: Case,
+    expected: list[ReferenceOutput],
+    parity: Parity,
 ) -> list[ReferenceOutput]:
-    """Add the original in half precision, and allow for its own distance from the others."""
+    """Add the original in half precision, and allow for its own distance from the others.
+
+    Nothing is returned where half precision overflows and float32 does not, or where outputs are
+    too small for it: there the original says nothing of another program in half precision.
+    """
     tolerance = parity.tolerance
     try:
         outputs = half(inputs)
     except Exception as error:
         parity.notes.append(f"No {half.name} reference: {str(error).splitlines()[0]}")
         return expected
-    lost = [apart(a, b) for a, b in zip(outputs, expected[0].outputs, strict=True)]
+    pairs = list(zip(outputs, expected[0].outputs, strict=True))
+    beyond = _out_of_range(half.dtype, pairs)
+    if beyond:
+        parity.notes.append(
+            f"The original {beyond} in {half.name} on the {case.name} inputs at {case.at}: there "
+            "nothing is compared."
+        )
+        return []
+    lost = [apart(a, b) for a, b in pairs]
     between = [tolerance.between(x) for x in lost]
     own = ReferenceOutput(half.name, outputs, between, expected[0].denominator)
     return [*(replace(e, rounding=lost) for e in expected), own]
+
+
+def _out_of_range(dtype: torch.dtype, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> str:
+    """Return what outputs in half precision do that those in float32 do not; "" for nothing."""
+    least = torch.finfo(dtype).smallest_normal
+    for half, single in pairs:
+        if (np.isfinite(single) & ~np.isfinite(half)).any():
+            return "overflows"
+        if 0 < largest(single) < least:
+            return "underflows"
+    return ""
 
 
 def _run_case(

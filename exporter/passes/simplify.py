@@ -32,7 +32,7 @@ from linexport.graph.edit import (
     name_type,
     replace_all_uses_with,
 )
-from linexport.graph.folding import fold, nbytes
+from linexport.graph.folding import fold, is_readable, nbytes
 from linexport.loaders.onnx_file.random_ops import RANDOM_OPS
 from linexport.passes.contract import Pass, PassResult
 
@@ -101,7 +101,7 @@ def _key(node: gs.Node) -> Any:
 
 
 def _value_key(tensor: gs.Tensor) -> Any:
-    if isinstance(tensor, gs.Constant) and nbytes(tensor) <= COMPARED:
+    if isinstance(tensor, gs.Constant) and is_readable(tensor) and nbytes(tensor) <= COMPARED:
         return str(tensor.values.dtype), tensor.values.shape, tensor.values.tobytes()
     return id(tensor) if not tensor.is_empty() else None
 

@@ -15,6 +15,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from linexport.graph.folding import is_readable, stored_value
 from linexport.recognise.sizes import Size, parse
 
 LARGEST = 4096
@@ -51,6 +52,8 @@ class Values:
     def get(self, tensor: gs.Tensor) -> np.ndarray | None:
         """Return a tensor's value, numbers or an object array of ``Size``; None if unknown."""
         if isinstance(tensor, gs.Constant):
+            if not is_readable(tensor):
+                return None
             # Of large ones only squares are of interest, as masks: weights need not be loaded.
             square = len(tensor.shape) > 1 and tensor.shape[-1] == tensor.shape[-2]
             small = np.prod(tensor.shape, dtype=np.int64) <= LARGEST
@@ -103,7 +106,7 @@ class Values:
 
     def _fold(self, node: gs.Node) -> np.ndarray | None:
         if node.op == "Constant":
-            return _constant(node)
+            return stored_value(node)
         inputs = [None if t.is_empty() else self.get(t) for t in node.inputs]
         # An absent optional input is not a missing one.
         missing = [v is None and not t.is_empty() for v, t in zip(inputs, node.inputs, strict=True)]
@@ -128,17 +131,6 @@ def stated_sizes(tensor: gs.Tensor) -> list[Size] | None:
     """Return the sizes the graph states for a tensor, if it states all of them."""
     whole = tensor.shape is not None and all(size not in (None, "") for size in tensor.shape)
     return [parse(size) for size in tensor.shape] if whole else None
-
-
-def _constant(node: gs.Node) -> np.ndarray | None:
-    for name, value in node.attrs.items():
-        if name == "value":
-            return np.asarray(value.values)
-        if name in ("value_int", "value_ints"):
-            return np.asarray(value, np.int64)
-        if name in ("value_float", "value_floats"):
-            return np.asarray(value, np.float32)
-    return None
 
 
 def _evaluate(node: gs.Node, inputs: list[np.ndarray | None]) -> np.ndarray | None:

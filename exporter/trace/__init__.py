@@ -190,7 +190,9 @@ def _check_types(model: onnx.ModelProto) -> None:
     low = onnx.TensorProto.BFLOAT16
     values = [*graph.input, *graph.output, *graph.value_info]
     found = [v.name for v in values if v.type.tensor_type.elem_type == low]
-    found += [i.name for i in graph.initializer if i.data_type == low]
+    # Weights that are cast before anything is computed with them are only kept so.
+    used = {name for node in graph.node if node.op_type != "Cast" for name in node.input}
+    found += [i.name for i in graph.initializer if i.data_type == low and i.name in used]
     if found:
         raise UnsupportedModelError(
             f"The model has values in bfloat16 ({found[0]}), for which ONNX Runtime has no CPU "

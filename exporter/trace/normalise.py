@@ -1,8 +1,9 @@
 """ONNX file -> the graph that passes work on.
 
-Local functions are inlined, an operator set below what linexport's bodies need is raised, nodes and
-dynamic sizes get names, shapes are observed, and weights kept in files beside it are read. Nothing
-else is changed, and parity with the file as it was proves that this changed nothing that counts.
+bfloat16 becomes float32, local functions are inlined, an operator set below what linexport's
+bodies need is raised, nodes and dynamic sizes get names, shapes are observed, and weights kept in
+files beside it are read. Nothing else is changed, and parity with the file as it was proves that
+this changed nothing that counts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import inliner, shape_inference, version_converter
+from onnx import inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.walk import all_graphs
@@ -20,11 +21,11 @@ from linexport.loaders.loaded_model import OnnxGraph
 from linexport.loaders.onnx_file.document import read
 from linexport.loaders.onnx_file.dynamic_shapes import inputs
 from linexport.loaders.onnx_file.external import load_external_data
-from linexport.plugins.ops.body import OPSET
+from linexport.loaders.onnx_file.retyped import BFLOAT16, has_bfloat16, retyped
 from linexport.plugins.ops.op import DOMAIN
-from linexport.trace.messages import error_summary
 from linexport.trace.metadata import drop_metadata, source_lines
 from linexport.trace.observe import observe
+from linexport.trace.old_operators import raised
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,10 @@ def normalise(graph: OnnxGraph) -> tuple[onnx.ModelProto, dict[str, str]]:
     Raises:
         UnsupportedModelError: its operator set cannot be raised; or see ``document.read``.
     """
-    model = _raised(_inlined(read(graph.path)))
+    model = read(graph.path)
+    if has_bfloat16(model):
+        model = retyped(model, BFLOAT16)
+    model = raised(_inlined(model))
     given = inputs(model)
     for value, shape in zip(given, graph.shapes, strict=True):
         _write_shape(value, shape)
@@ -73,20 +77,6 @@ def _drop_bodies(model: onnx.ModelProto) -> None:
         if node.domain == DOMAIN:
             node.overload = ""
     del model.functions[:]
-
-
-def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
-    if version >= OPSET:
-        return model
-    log.info("raising the operator set from %d to %d", version, OPSET)
-    try:
-        return version_converter.convert_version(model, OPSET)
-    except RuntimeError as error:
-        raise UnsupportedModelError(
-            f"The model has opset {version}, and onnx cannot raise it to the {OPSET} that fused "
-            f"operators need: {error_summary(error)}. Export it again at opset {OPSET} or higher."
-        ) from error
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

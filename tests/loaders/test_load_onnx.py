@@ -165,8 +165,20 @@ def test_integers_index_the_table_they_are_looked_up_in(written: Callable[..., P
 def test_weights_among_the_inputs_are_weights(written: Callable[..., Path]) -> None:
     model = linear()
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
+    model.ir_version = 3
+    loaded = load_model(written(model))
+    assert len(loaded.args) == 1 and loaded.warnings == ()
+
+
+def test_an_input_with_a_default_value_becomes_a_constant_that_a_warning_names(
+    written: Callable[..., Path],
+) -> None:
+    model = linear()
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
     loaded = load_model(written(model))
     assert len(loaded.args) == 1
+    [warning] = loaded.warnings
+    assert "become constants of that value: w." in warning
 
 
 def test_weights_beside_the_file_belong_to_it(written: Callable[..., Path], tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
 from linexport.loaders.loaded_model import LoadedModel, OnnxGraph, Source
-from linexport.loaders.onnx_file.document import counts, custom_operators, read
+from linexport.loaders.onnx_file.document import counts, custom_operators, overridable, read
 from linexport.loaders.onnx_file.external import data_files, digest, weights_with_nan
 from linexport.loaders.onnx_file.random_ops import reject_nondeterminism
+from linexport.loaders.onnx_file.retyped import BFLOAT16, has_bfloat16, retyped
 
 
 def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
@@ -51,20 +52,28 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
 
     from linexport.loaders.onnx_file.dynamic_shapes import examples, interface
     from linexport.loaders.onnx_file.equal_sizes import fitted
+    from linexport.loaders.onnx_file.integer_kernels import integer_kernels
     from linexport.loaders.onnx_file.module import OnnxModule, Unrunnable
 
     unknown = custom_operators(model)
+    low = has_bfloat16(model)
     try:
+        module = Unrunnable() if unknown and not run else OnnxModule(path, model)
+        if low:
+            model = retyped(model, BFLOAT16)
         shapes, dims = interface(model)
-        module = Unrunnable() if unknown and not run else OnnxModule(path)
         shapes, dims = fitted(model, module, shapes, dims, seed)
         found = examples(model, module, shapes, dims, seed)
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _ADVICE) from error
     nodes, parameters = counts(model)
+    args = found.draw(found.sizes)
+    warnings = [*unknown, *overridable(model), *([_BFLOAT16] if low else [])]
+    if isinstance(module, OnnxModule):
+        warnings += integer_kernels(path, model, module, args)
     return LoadedModel(
         module=module,
-        args=found.draw(found.sizes),
+        args=args,
         kwargs={},
         dynamic_shapes=None,
         source=Source(
@@ -75,11 +84,15 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
         ),
         graph=OnnxGraph(path, nodes, shapes, dims, found.sizes, found.draw),
         integer_ranges=found.integer_ranges,
-        warnings=unknown,
+        warnings=tuple(warnings),
     )
 
 
 _ADVICE = "export it again for operators that ONNX Runtime runs on the CPU, or convert its source"
+_BFLOAT16 = (
+    "The file computes in bfloat16, for which ONNX Runtime has no CPU kernels: it is converted, "
+    "and compared, in float32, as are its inputs and outputs in bfloat16."
+)
 _FREEZE = (
     "export it again with dropout off (module.eval()) and random features drawn once, as buffers"
 )

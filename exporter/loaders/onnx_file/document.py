@@ -17,6 +17,12 @@ LARGEST = 2**31 - 1
 """Bytes a protobuf message may have; weights beside the file do not count."""
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "linexport")
+DEFAULT_INPUTS = 4
+"""IR version from which an initializer of an input is its default value, and no weight."""
+
+NAMED = 8
+"""Inputs that the warning of ``overridable`` names."""
+
 _AGAIN = "copy or download it again"
 _EXPORT = "export the model again, or repair the graph with the tool that wrote it"
 
@@ -64,6 +70,24 @@ def custom_operators(model: onnx.ModelProto) -> tuple[str, ...]:
         }
     )
     return (f"operators of other domains are kept as they are: {', '.join(names)}",) * bool(names)
+
+
+def overridable(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return a warning that names the initializers that are inputs as well; empty without any.
+
+    Callers may give such an input another value. In a file before IR version 4 every weight is
+    listed so, and none can be overridden.
+    """
+    given = {value.name for value in model.graph.input}
+    names = [tensor.name for tensor in model.graph.initializer if tensor.name in given]
+    if model.ir_version < DEFAULT_INPUTS or not names:
+        return ()
+    others = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        "Inputs of the file that have a default value, an initializer of the same name, become "
+        f"constants of that value: {', '.join(names[:NAMED])}{others}. To keep such an input, take "
+        "its initializer out of the file.",
+    )
 
 
 def _parse(path: Path) -> onnx.ModelProto:

@@ -12,14 +12,11 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.external_data import SUB_BYTE
 from linexport.graph.walk import all_tensors
 from linexport.loaders.files import sha256
 
 FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
-"""Types with two values in a byte."""
-
 
 def check_external(path: Path, model: onnx.ModelProto) -> None:
     """Check every reference to external data.
@@ -113,9 +110,7 @@ def stored_bytes(tensor: TensorProto) -> int:
     Raises:
         UnsupportedModelError: it has no element type.
     """
-    count = prod(tensor.dims)
-    if tensor.data_type in PACKED:
-        return (count + 1) // 2
+    count = -(-prod(tensor.dims) // SUB_BYTE.get(tensor.data_type, 1))
     try:
         return int(count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except (KeyError, TypeError):

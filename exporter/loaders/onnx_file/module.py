@@ -10,11 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from onnx import TensorProto
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph import external_data
 from linexport.loaders.files import first_line
-from linexport.loaders.onnx_file.double import widened
+from linexport.loaders.onnx_file.retyped import BFLOAT16, DOUBLE, HALF, Kinds, has_bfloat16, retyped
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -25,6 +26,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"tensor({kind})": np.dtype(kind) for kind in ("uint8", "uint16", "uint32", "uint64")},
 }
 
+SPECIFIED = "session.disable_quant_qdq"
+"""Computes quantised operators as they are specified; integer kernels may round and saturate
+otherwise."""
+
+FOLDER = "session.model_external_initializers_file_folder_path"
 
 LARGEST_WIDENED = 2**28
 """Bytes of a file, and those beside it, above which it is not run in float64 as well."""
@@ -38,21 +44,30 @@ def reason(error: Exception) -> str:
 
 
 class OnnxModule(torch.nn.Module):
-    """Runs the graph of a file in ONNX Runtime on the CPU.
+    """Runs the graph of a file in ONNX Runtime on the CPU, each operator as it is specified.
 
-    Called with one tensor per input; returns a tuple of tensors. It computes in the dtypes of the
-    file. A copy of it may be converted to float64, in which it is the reference of its own
-    rounding; to nothing else.
+    Called with one tensor per input; returns a tuple of tensors. It computes in the types of the
+    file, but in float32 where the file is in bfloat16 or gives half precision. A copy of it may be
+    converted to float64, in which it is the reference of its own rounding, and one of a file that
+    gives float16 to float16, as the file is; to nothing else.
+
+    Args:
+        path: of the file.
+        model: its graph, with or without the weights beside it.
 
     Raises:
         UnsupportedModelError: ONNX Runtime does not open it, or an input or output is no tensor.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, model: onnx.ModelProto) -> None:
         super().__init__()
         self.path = path
+        outputs = {value.type.tensor_type.elem_type for value in model.graph.output}
+        self.low: Kinds = BFLOAT16 if has_bfloat16(model) else {}
+        self.half: Kinds = HALF if TensorProto.FLOAT16 in outputs else {}
+        kinds = {**self.low, **self.half}
         try:
-            self._open(str(path))
+            self._open(retyped(model, kinds).SerializeToString() if kinds else str(path))
         except Exception as error:  # ONNX Runtime has no common error
             raise UnsupportedModelError(f"ONNX Runtime cannot open it ({reason(error)})") from error
         for value in [*self.inputs, *self.session.get_outputs()]:
@@ -65,6 +80,9 @@ class OnnxModule(torch.nn.Module):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry(SPECIFIED, "1")
+        if isinstance(model, bytes):
+            options.add_session_config_entry(FOLDER, str(self.path.parent))
         self.session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
         )
@@ -82,20 +100,28 @@ class OnnxModule(torch.nn.Module):
         """Conversion to another dtype, of a copy.
 
         Raises:
-            UnsupportedModelError: not to float64, or ONNX Runtime lacks kernels for that.
+            UnsupportedModelError: to one that it is not converted to, or ONNX Runtime lacks kernels
+                for that.
         """
-        if fn(torch.empty(0)).dtype != torch.float64:
+        dtype = fn(torch.empty(0)).dtype
+        if dtype != torch.float64 and not (dtype == torch.float16 and self.half):
             raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
+        name = str(dtype).removeprefix("torch.")
         files = [self.path.name, *external_data.files_beside(external_data.read_graph(self.path))]
-        if sum((self.path.parent / name).stat().st_size for name in files) > LARGEST_WIDENED:
+        too_large = sum((self.path.parent / f).stat().st_size for f in files) > LARGEST_WIDENED
+        if too_large and dtype == torch.float64:
             raise UnsupportedModelError("the ONNX graph is too large to be run in float64 as well.")
         try:
-            self._open(widened(onnx.load(self.path)).SerializeToString())
+            self._open(str(self.path) if dtype == torch.float16 else self._double())
         except Exception as error:
             raise UnsupportedModelError(
-                f"ONNX Runtime does not run the graph in float64 ({reason(error)})"
+                f"ONNX Runtime does not run the graph in {name} ({reason(error)})"
             ) from error
         return self
+
+    def _double(self) -> bytes:
+        kinds = {**dict.fromkeys((*self.low, *self.half), TensorProto.DOUBLE), **DOUBLE}
+        return retyped(onnx.load(self.path), kinds).SerializeToString()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
         other = OnnxModule.__new__(OnnxModule)
