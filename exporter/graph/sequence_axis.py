@@ -43,7 +43,7 @@ def symbol(graph: gs.Graph) -> str | None:
         op = _op(node)
         if op and op.has_state and op.causal(node.attrs):
             shape = node.inputs[0].shape
-            lengths.add(shape[op.token_axis[op.input_names[0]]] if shape else None)
+            lengths.add(shape[op.tokens(node.attrs)[op.input_names[0]]] if shape else None)
     if not lengths:
         lengths = {scanned(n) for n in graph.nodes if n.op == "Scan"}
     found = lengths.pop() if len(lengths) == 1 else None
@@ -56,7 +56,7 @@ def op_lengths(model: onnx.ModelProto) -> frozenset[str]:
     """Return the dynamic sizes of what ops that may have a state take for tokens."""
     nodes = [(node, op) for node in gs.import_onnx(model).nodes if (op := _op(node))]
     sizes = (
-        tensor.shape[op.token_axis[name]]
+        tensor.shape[op.tokens(node.attrs)[name]]
         for node, op in nodes
         if op.has_state
         for name, tensor in zip(op.input_names, node.inputs, strict=False)

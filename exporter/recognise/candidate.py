@@ -10,7 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.manifest.matches import MatchRecord, ProofRecord
-from linexport.plugins.ops import diagonal_state_space, generalized_delta_rule
+from linexport.plugins.ops import cumulative_sum, diagonal_state_space, generalized_delta_rule
 from linexport.recognise import functions
 from linexport.recognise.axes import size_of
 from linexport.recognise.draws import Draw, fraction, signed, unit
@@ -29,6 +29,7 @@ STEEP = 4.0
 RULES = {
     generalized_delta_rule.OP.name: "generalized_delta",
     diagonal_state_space.OP.name: "gated",
+    cumulative_sum.OP.name: "linear",
 }
 """Update rules of operators that have no attribute for them."""
 

@@ -21,11 +21,11 @@ from linexport.recognise.exact import LARGEST
 from linexport.recognise.gates import Gates
 from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
-from linexport.recognise.nodes import element_type, written_size
+from linexport.recognise.nodes import written_size
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.signed import Signs
-from linexport.recognise.state_spaces import StateSpaces
-from linexport.recognise.terms import IDENTITY, Leaf, Term
+from linexport.recognise.sums import Sums, is_sum
+from linexport.recognise.terms import IDENTITY, Leaf
 from linexport.recognise.tokens import (
     delayed_logarithms,
     delayed_tokens,
@@ -47,7 +47,7 @@ DECAY = INPUTS.index("decay")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class MatchWriter(StateSpaces):
+class MatchWriter(Sums):
     """Writes the nodes that take the place of a match."""
 
     @property
@@ -66,6 +66,8 @@ class MatchWriter(StateSpaces):
         roles, order = self.roles, self.layout
         check_heads(roles)
         dtype = self.dtype()
+        if is_sum(roles):
+            return self.sum(dtype)
         faded, rates = gs.Variable.empty(), self.rates(dtype)
         state_space = self.state_space(dtype, rates)
         if state_space is not None:
@@ -172,9 +174,9 @@ class MatchWriter(StateSpaces):
             output = self.turned_back(output, signs)
         if initial is not None:
             output = self.add("Add", [output, initial], np.dtype(output.dtype), shape=output.shape)
-        output = self._weighted(self.post(output), self._packed)
+        output = self.weighted(self.post(output), self._packed)
         for term in roles.beside:
-            output = self._with_beside(output, term, self._packed)
+            output = self.with_beside(output, term, self._packed)
         self.restore(output)
         return fused
 
@@ -276,55 +278,6 @@ class MatchWriter(StateSpaces):
         if self.roles.beta is None:
             return self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
         return self.cast(self.grouped(self.roles.beta, (self.roles.batch, time, heads)), dtype)
-
-    def post(self, output: gs.Variable) -> gs.Variable:
-        """Multiply the output with the factors that the op has no attribute for."""
-        dtype, shape = np.dtype(output.dtype), output.shape
-        # These factors do not depend on positions, so they were moved out of both sums.
-        if self.roles.post != 1.0:
-            factor = gs.Constant(self.name("factor"), np.asarray(self.roles.post, dtype))
-            output = self.add("Mul", [output, factor], dtype, shape=shape)
-        for count in self.roles.post_counts:
-            whole = self.shape_of([], [count.size])
-            number = self.add("Cast", [whole], dtype, attrs={"to": element_type(dtype)}, shape=[1])
-            op = "Mul" if count.power > 0 else "Div"
-            output = self.add(op, [output, number], dtype, shape=shape)
-        return output
-
-    def _weighted(self, output: gs.Variable, packed: tuple[Index, ...]) -> gs.Variable:
-        """Multiply the output with the factors that differ from query to query.
-
-        They do not depend on the key, so they may be moved out of the sum over keys.
-        """
-        if not self.roles.weights:
-            return output
-        leaves = (Leaf(output, packed), *self.roles.weights)
-        return self.product_of(leaves, packed, self.layout.output, np.dtype(output.dtype))
-
-    def _with_beside(
-        self, output: gs.Variable, term: Term, packed: tuple[Index, ...]
-    ) -> gs.Variable:
-        """Add a product of single tokens; what it sums over is summed over first."""
-        dtype, heads = np.dtype(output.dtype), self.layout.output
-        free = {a for group in packed for a in group}
-        leaves: list[Leaf] = term.of(Leaf)
-        if not leaves:
-            number = gs.Constant(self.name("number"), np.asarray(term.coefficient, dtype))
-            return self.add("Add", [output, number], dtype, shape=output.shape)
-        summed = tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in free))
-        if summed:
-            inner = [f for f in leaves if f.axes & set(summed)]
-            groups = (*packed[:2], heads, summed)
-            x = self.product_of(inner, groups, heads, dtype)
-            last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
-            kept = {"keepdims": 0}
-            x = self.add("ReduceSum", [x, last], dtype, attrs=kept, shape=x.shape[:3])
-            leaves = [Leaf(x, groups[:3]), *(f for f in leaves if f not in inner)]
-        product = self.product_of(leaves, packed, heads, dtype)
-        if term.coefficient != 1.0:
-            factor = gs.Constant(self.name("factor"), np.asarray(term.coefficient, dtype))
-            product = self.add("Mul", [product, factor], dtype, shape=product.shape)
-        return self.add("Add", [output, product], dtype, shape=output.shape)
 
     def restore(self, output: gs.Variable) -> None:
         """Write the result: the packed output in the dims and the dtype of the root."""

@@ -14,7 +14,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from linexport.plugins.ops.op import DOMAIN, VERSION, Lowering, Node, Op
-from linexport.plugins.ops.registry import attach_functions, known_shapes, linexport_nodes
+from linexport.plugins.ops.registry import (
+    attach_functions,
+    known_shapes,
+    known_types,
+    linexport_nodes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +146,7 @@ def _time_all(
 
 
 def _single_node_model(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    shapes, types = known_shapes(model), _element_types(model)
+    shapes, types = known_shapes(model), known_types(model)
     inputs = [
         helper.make_tensor_value_info(name, types[name], list(shapes[name]))
         for name in dict.fromkeys(filter(None, node.input))
@@ -163,18 +168,10 @@ def _domain() -> onnx.OperatorSetIdProto:
     return helper.make_opsetid(DOMAIN, VERSION)
 
 
-def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    graph = model.graph
-    found = {t.name: t.data_type for t in graph.initializer}
-    for info in [*graph.input, *graph.value_info, *graph.output]:
-        found[info.name] = info.type.tensor_type.elem_type
-    return found
-
-
 def _random_inputs(
     node: onnx.NodeProto, model: onnx.ModelProto, sizes: Mapping[str, int]
 ) -> dict[str, np.ndarray]:
-    shapes, types = known_shapes(model), _element_types(model)
+    shapes, types = known_shapes(model), known_types(model)
     random = np.random.default_rng(0)
     feeds = {}
     for name in filter(None, node.input):

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from linexport.plugins.ops import causal_conv, generalized_delta_rule, linear_attention
+from linexport.plugins.ops import (
+    causal_conv,
+    cumulative_sum,
+    generalized_delta_rule,
+    linear_attention,
+)
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, single_numbers, view
 from linexport.plugins.ops.op import Node
 from linexport.targets import convolution, diagonal, kernels, native_kernel
@@ -84,8 +89,17 @@ def _transition(node: Node) -> Sequence[Candidate]:
     ]
 
 
+def _sum(node: Node) -> Sequence[Candidate]:
+    reason = "the past is added to the first token alone, where it is an input"
+    return [
+        Candidate("from_the_first", reason, cumulative_sum.from_the_first),
+        Candidate("portable", "standard operators", cumulative_sum.OP.portable),
+    ]
+
+
 _RULES: Rules = {
     causal_conv.OP: _conv,
+    cumulative_sum.OP: _sum,
     generalized_delta_rule.OP: _transition,
     linear_attention.OP: _attention,
 }

@@ -107,7 +107,7 @@ class _Rows:
             UnsupportedModelError: they are no multiple.
         """
         first = op.input_names[0]
-        size = view.shapes[first][op.token_axis[first]]
+        size = view.shapes[first][op.tokens(view.attributes)[first]]
         number = str(size).removesuffix(f"*{self.length}")
         if size is None or size == self.length:
             return 1

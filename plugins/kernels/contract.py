@@ -135,13 +135,13 @@ def _shapes(op: Op, node: Node) -> dict[str, Shape]:
         OpError: a size is not fixed that is neither of these.
     """
     pasts = {op.input_names[port.past] for port in op.states(node)}
-    inputs = {}
+    inputs, tokens = {}, op.tokens(node.attributes)
     for name, shape in node.shapes.items():
         sizes = list(shape)
-        if name in op.token_axis or name in pasts:
+        if name in tokens or name in pasts:
             sizes[0] = B
-        if name in op.token_axis:
-            sizes[op.token_axis[name]] = T
+        if name in tokens:
+            sizes[tokens[name]] = T
         if any(size is None or (isinstance(size, str) and size not in (B, T)) for size in sizes):
             raise OpError(f"{name} has shape {tuple(shape)}; a plugin needs it fixed.")
         inputs[name] = sizes

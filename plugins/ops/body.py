@@ -84,9 +84,20 @@ class Body:
         overload: str = "",
         attributes: Sequence[str] = (),
     ) -> onnx.FunctionProto:
-        """This body as a model-local function; ``outputs`` maps formal names to values."""
+        """This body as a model-local function; ``outputs`` maps formal names to values.
+
+        A value that is an output gets its formal name where it is made: where more of the body
+        reads it, an Identity behind it would be a copy of all of it.
+        """
+        made = {name for node in self.nodes for name in node.output}
+        renamed: dict[str, str] = {}
         for formal, value in outputs.items():
-            self.nodes.append(helper.make_node("Identity", [value], [formal]))
+            if value in made and value not in renamed:
+                renamed[value] = formal
+            else:
+                same = renamed.get(value, value)
+                self.nodes.append(helper.make_node("Identity", [same], [formal]))
+        _rename(self.nodes, renamed)
         opsets = [helper.make_opsetid("", OPSET)]
         if _uses(self.nodes, MICROSOFT):
             opsets.append(helper.make_opsetid(MICROSOFT, 1))
@@ -106,6 +117,16 @@ def ceil_div(b: Body, numerator: str, denominator: str | int) -> str:
     """Append the least integer not below a quotient of integers, the numerator 0 or more."""
     by = b.const([denominator]) if isinstance(denominator, int) else denominator
     return str(b.Div(b.Sub(b.Add(numerator, by), b.const([1])), by))
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], renamed: Mapping[str, str]) -> None:
+    """Give values other names, in place, where nodes and subgraphs make or read them."""
+    for node in nodes:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g.node, renamed)
 
 
 def _uses(nodes: Iterable[onnx.NodeProto], domain: str) -> bool:

@@ -94,6 +94,8 @@ class Op:
             imports torch when it is called: who opens an artifact does not need it.
         oracle: the definition in float64, which every other form is tested against.
         token_axis: place of the token axis in inputs and outputs, by formal name.
+        axis_attribute: name of the attribute that says where it is in all of these, "" where it is
+            the same for all nodes; see ``tokens``.
         causal: with these attributes, an output token depends on no later tokens, and on earlier
             ones through the states only; a sequence may then be given in pieces.
         states: the recurrent states of a node.
@@ -113,6 +115,7 @@ class Op:
     eager: Callable[..., Any]
     oracle: Oracle
     token_axis: Mapping[str, int]
+    axis_attribute: str = ""
     causal: Callable[[Attributes], bool] = _always
     states: Callable[[Node], Sequence[StatePort]] = _stateless
     float32: Callable[[Attributes], Collection[str]] = _no_types
@@ -162,6 +165,11 @@ class Op:
         """Nodes of it may carry a state."""
         return self.states is not _stateless
 
+    def tokens(self, attributes: Attributes) -> Mapping[str, int]:
+        """Return the place of the token axis in inputs and outputs of a node, by formal name."""
+        place = attributes.get(self.axis_attribute)
+        return self.token_axis if place is None else dict.fromkeys(self.token_axis, place)
+
     def shapes(self, node: Node) -> Sequence[Shape]:
         """Return the shapes of the outputs of a node, in order.
 
@@ -206,6 +214,7 @@ class Node:
         annotations: attributes beyond the schema, by which a target tells a runtime how to run the
             node; they mean nothing for what it computes.
         given: number of inputs it has, those left out in between counted; None for all of the op's.
+        types: element types as ONNX numbers them, by formal input name, as far as they are known.
     """
 
     op_type: str
@@ -214,10 +223,22 @@ class Node:
     shapes: Mapping[str, Shape]
     annotations: Attributes = field(default_factory=dict)
     given: int | None = None
+    types: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_node(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
-    """View a NodeProto through its schema; ``shapes`` are by value name in the graph.
+def read_node(
+    node: onnx.NodeProto,
+    op: Op,
+    shapes: Mapping[str, Shape],
+    types: Mapping[str, int] | None = None,
+) -> Node:
+    """View a NodeProto through its schema.
+
+    Args:
+        node: of the graph.
+        op: its declaration.
+        shapes: by value name in the graph.
+        types: element types by value name, as far as they are known.
 
     Raises:
         OpError: an input has no known shape, or there are more inputs than the op has.
@@ -238,7 +259,8 @@ def read_node(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node
     own = {name: value for name, value in values.items() if name in op.schema.attributes}
     present = tuple(n if v else "" for n, v in zip(formal, actual, strict=True))
     beyond = {name: value for name, value in values.items() if name not in own}
-    return Node(op.name, own, present, known, beyond, len(node.input))
+    kinds = {n: types[v] for n, v in zip(formal, actual, strict=True) if types and v in types}
+    return Node(op.name, own, present, known, beyond, len(node.input), kinds)
 
 
 def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:

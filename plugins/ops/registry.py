@@ -134,11 +134,11 @@ def linexport_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Op
     Raises:
         OpError: an unknown op, or one whose attributes or shapes are wrong.
     """
-    shapes = known_shapes(model)
+    shapes, types = known_shapes(model), known_types(model)
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in all_ops():
             op = all_ops()[node.op_type]
-            view = read_node(node, op, shapes)
+            view = read_node(node, op, shapes, types)
             op.shapes(view)
             yield node, op, view
 
@@ -189,6 +189,16 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
         if info.type.tensor_type.HasField("shape"):
             shapes[info.name] = tuple(map(dim_of, info.type.tensor_type.shape.dim))
     return shapes
+
+
+def known_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types by value name, as far as the file states them."""
+    graph = model.graph
+    types = {t.name: t.data_type for t in graph.initializer}
+    for info in [*graph.input, *graph.value_info, *graph.output]:
+        if info.type.tensor_type.elem_type:
+            types[info.name] = info.type.tensor_type.elem_type
+    return types
 
 
 def dim_of(size: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -51,7 +51,7 @@ def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Descr
         OpError, UsageError, EnvironmentProblemError: as of ``contract.describe_plugin``.
     """
     first = node.inputs[0]
-    length = node.shapes[first][op.token_axis[first]]
+    length = node.shapes[first][op.tokens(node.attributes)[first]]
     plans = {
         sm: fit(single(plan_launches(node, dtype, sm), length == 1, node.op_type), sm)
         for sm in contract.architectures(sms)

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
             "past_state": array(BATCH, WIDTH, 3),
         },
     ),
+    "CumulativeSum": (
+        {"axis": 1, "exclusive": 0},
+        {**per_token("input"), "past_state": array(BATCH, WIDTH)},
+    ),
     "DiagonalStateSpace": (
         {},
         {

@@ -55,10 +55,10 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     faults = frozenset().union(*(v.faults for v in read.values()))
     first = given[op.input_names[0]].known_axes
     presents = {port.present for port in ports}
-    found = []
+    places, found = op.tokens(node.attrs), []
     for place, name in enumerate(op.output_names[: len(node.outputs)]):
-        own = op.token_axis.get(name)
-        axes = tuple(_axes(a, first, op.token_axis[op.input_names[0]], shapes[place], own))
+        own = places.get(name)
+        axes = tuple(_axes(a, first, places[op.input_names[0]], shapes[place], own))
         time = Time.AFTER if carries and place in presents else Time.ALWAYS
         found.append(TokenValue(axes, time=time, tokens=tokens, faults=faults))
     return found
@@ -84,9 +84,9 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
     Raises:
         MixingError: they are elsewhere, or it sees all of them.
     """
-    own: list[Axis] = []
+    places, own = op.tokens(node.attrs), list[Axis]()
     for name, value in read.items():
-        place = op.token_axis.get(name)
+        place = places.get(name)
         for number, axis in enumerate(value.known_axes):
             if number == place:
                 own.append(axis)
@@ -94,7 +94,7 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
                 raise MixingError(f"has tokens at another axis of its {name} than it works along")
     if not any(map(has_tokens, own)):
         return None
-    if any(spans(v.known_axes[:1]) for n, v in read.items() if op.token_axis.get(n)):
+    if any(spans(v.known_axes[:1]) for n, v in read.items() if places.get(n)):
         raise MixingError("has tokens in its batch as well")
     if not op.causal(node.attrs):
         raise MixingError(
