@@ -20,6 +20,7 @@ NAMES = {
     "streaming": "Checking that it streams",
     "layers": "Comparing its layers with those of the original",
     "library": "Comparing the CPU library with its functions",
+    "work": "Counting its work",
     "prepare": "Writing what builds engines elsewhere",
     "build": "Building engines",
     "plugins": "Compiling the plugin library",

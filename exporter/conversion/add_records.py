@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from linexport import parity, targets, trace
+from linexport.conversion.slower import with_slowness_measured
 from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
 from linexport.manifest import MODEL, Manifest
@@ -254,7 +255,7 @@ def with_measurements(
         nodes=nodes,
         measurement=replace(how.settings.record(), placement=placement),
     )
-    manifest = with_warnings(manifest, runner.notes)
+    manifest = with_slowness_measured(with_warnings(manifest, runner.notes))
     return with_engines_timed(manifest, tested, folder, how.seed) if manifest.engines else manifest
 
 

@@ -28,6 +28,7 @@ from linexport.conversion.add_records import (
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked, write_predictor
 from linexport.conversion.shared_weights import share_weights
+from linexport.conversion.slower import with_work_counted
 from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
@@ -100,6 +101,10 @@ def run(job: Job) -> Manifest:
             manifest = with_library_checked(
                 manifest, tested, _by_library(job, tested), job.options.seed
             )
+    if _passed(manifest) and _is_counted(job):
+        with job.watch.stage("work"):
+            given = manifest, tested, original.traced, job.model, job.options.seed
+            manifest = with_work_counted(*given)
     if manifest.mtp is not None:
         with job.watch.stage("mtp"):
             kept = {n: r for n, r in manifest.files.items() if n not in (MTP, MTP_DATA)}
@@ -120,6 +125,12 @@ def run(job: Job) -> Manifest:
             manifest = with_measurements(manifest, tested, job.folder, how)
     stages = tuple(StageRecord(**stage) for stage in job.watch.stages)
     return with_status(replace(manifest, stages=stages))
+
+
+def _is_counted(job: Job) -> bool:
+    """Return whether work is counted: of what runs here, and is neither measured nor in parts."""
+    named = job.target.name == targets.DEFAULT
+    return named and not job.options.bench and not job.checks.by_layers
 
 
 def _load(job: Job) -> LoadedModel:

@@ -90,9 +90,9 @@ def _transition(node: Node) -> Sequence[Candidate]:
 
 
 def _sum(node: Node) -> Sequence[Candidate]:
-    reason = "the past is added to the first token alone, where it is an input"
+    reason = "a past of zeros, that of whole sequences, is not added"
     return [
-        Candidate("from_the_first", reason, cumulative_sum.from_the_first),
+        Candidate("from_zero", reason, cumulative_sum.from_zero),
         Candidate("portable", "standard operators", cumulative_sum.OP.portable),
     ]
 

@@ -16,7 +16,7 @@ from linexport.plugins.ops.cumulative_sum import OP
 from linexport.plugins.ops.op import Lowering, Node
 from linexport.plugins.ops.registry import attach_functions
 
-LOWERINGS = {"portable": OP.portable, "from_the_first": cumulative_sum.from_the_first}
+LOWERINGS = {"portable": OP.portable, "from_zero": cumulative_sum.from_zero}
 
 
 def session(
@@ -55,6 +55,7 @@ def session(
 def test_lowerings_are_the_definition_in_pieces_of_any_length(data: st.DataObject) -> None:
     """Of any rank and axis, of no token too, with the sum so far or without."""
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+    sizes[-1] *= data.draw(st.sampled_from([1, 64]))
     axis = data.draw(st.integers(1, len(sizes) - 1))
     pieces = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
     exclusive, half = data.draw(st.integers(0, 1)), data.draw(st.booleans())
@@ -88,10 +89,18 @@ def test_a_sum_in_float32_is_not_cast_or_copied(lowering: Lowering, past: str) -
     node = Node(OP.name, {}, ("input", past), shapes, types={"input": TensorProto.FLOAT})
     body, (output, _) = lowering(node)
     made = {name: n.op_type for n in body.nodes for name in n.output}
-    assert made[output] == ("Add" if past and lowering is OP.portable else "CumSum")
+    expected = {("past_state", OP.portable): "Add", ("past_state", cumulative_sum.from_zero): "If"}
+    assert made[output] == expected.get((past, lowering), "CumSum")
     assert "Cast" not in made.values() and "CastLike" not in made.values()
     function = body.function("d", "f", ["input", past], {"output": output})
     assert "Identity" not in [n.op_type for n in function.node]
+
+
+def test_a_past_that_is_no_number_is_seen() -> None:
+    run = session("from_zero", ["B", "T", 4], 1, 0, True, TensorProto.FLOAT).run
+    past = np.full((1, 4), np.nan, np.float32)
+    y, state = run(None, {"x": np.ones((1, 3, 4), np.float32), "past": past})
+    assert np.isnan(y).all() and np.isnan(state).all()
 
 
 @pytest.mark.parametrize(
