@@ -43,7 +43,7 @@ ORDER = [
 
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
 
-ALLOWED = {"report": {"errors", "manifest", "plugins"}, "manifest": {"errors"}}
+ALLOWED = {"report": {"errors", "system", "manifest", "plugins"}, "manifest": {"errors"}}
 """Parts that a part may import, where that is less than all above it."""
 
 

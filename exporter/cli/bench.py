@@ -21,6 +21,7 @@ from linexport.cli.options import (
     TrustRemoteCode,
     parse_lengths,
 )
+from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
 from linexport.targets.providers import CPU
@@ -135,7 +136,7 @@ def _print(manifest: Manifest, form: str) -> None:
         print_json({"rows": throughput_table.records(rows), "measured": manifest.environment})
     else:
         write = throughput_table.csv if form == "csv" else throughput_table.markdown
-        typer.echo(write(rows), nl=False)
+        echo(write(rows), nl=False)
 
 
 def _plot(manifest: Manifest, place: Path) -> None:

@@ -9,9 +9,9 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json, SourceOption, Threads, TrustRemoteCode
+from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError
-from linexport.system.terminal import printable
 
 
 def debug(
@@ -69,7 +69,7 @@ def debug(
             print_json(found.json())
         else:
             for topic, text in found.lines():
-                typer.echo(f"{topic:<12}  {printable(text)}")
+                echo(f"{topic:<12}  {text}")
         if found.differs:
             raise typer.Exit(ParityError.exit_code)
 

@@ -26,10 +26,11 @@ def doctor(json: Json = False) -> None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from linexport.system.terminal import plain_console
+
+    console = plain_console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     env = report["environment"]
     table.add_row("python", "", f"{env['python']} on {env['platform']}")

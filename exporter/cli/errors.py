@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 import typer
 
+from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError, LinexportError, StoppedAfterPass
 from linexport.system import signals
-from linexport.system.terminal import printable
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
@@ -37,7 +37,7 @@ def guarded(json_output: bool) -> Iterator[None]:
         if json_output:
             print_json({"status": "stopped", "exit_code": 0, "message": str(stopped)})
         else:
-            typer.echo(str(stopped))
+            echo(str(stopped))
     except KeyboardInterrupt:
         _fail(*signals.interruption(), json_output)
     except (typer.Exit, SystemExit):
@@ -82,7 +82,7 @@ def _fail(message: str, code: int, json_output: bool) -> None:
         print_error(message, code)
     else:
         typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(printable(message), err=True)
+        echo(message, err=True)
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json
+from linexport.cli.output import echo
 
 
 def genai(
@@ -25,8 +26,8 @@ def genai(
             said = {"output": str(written.path), "notes": [written.note]}
             print_json({"status": "ok", "artifact": str(artifact), **said})
         else:
-            typer.echo(f"note      {written.note}")
-            typer.echo(f"onnxruntime_genai.Model({str(written.path)!r})")
+            echo(f"note      {written.note}")
+            echo(f"onnxruntime_genai.Model({str(written.path)!r})")
 
 
 def register(app: typer.Typer) -> None:

@@ -19,8 +19,10 @@ from linexport.cli.options import (
     Strict,
     Threads,
 )
+from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system import unread
+from linexport.system.terminal import visible_text
 from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
@@ -118,6 +120,14 @@ def generate(
             "text is the same.",
         ),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Write the bytes of the text, control characters among them, which a terminal "
+            "obeys; otherwise these are escapes, such as \\x1b.",
+        ),
+    ] = False,
     provider: ProviderOption = CPU,
     strict: Strict = False,
     threads: Threads = 0,
@@ -154,7 +164,8 @@ def generate(
             *(model, prompt, request, system if chat else None), chat=chat, images=image or ()
         )
         alone = len(prompt) == 1 and not json
-        texts.write(proposals, _show if alone else _discard)
+        show = _show_raw if raw else _show
+        texts.write(proposals, show if alone else _discard)
         if json:
             print_json(
                 {
@@ -166,11 +177,11 @@ def generate(
                 }
             )
             return
-        _show("\n" if alone else "".join(f"{text}\n" for text in texts.whole(chat)))
-        typer.echo(texts.summary(), err=True)
+        show("\n" if alone else "".join(f"{text}\n" for text in texts.whole(chat)))
+        echo(texts.summary(), err=True)
         if proposals is not None:
             counts = _counts(proposals)
-            typer.echo(
+            echo(
                 f"{counts['accepted']} of {counts['proposed']} proposed tokens were accepted, "
                 f"in {counts['calls']} calls",
                 err=True,
@@ -201,7 +212,16 @@ def _counts(draft: Draft) -> dict[str, int]:
 
 def _show(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    _write(visible_text(text).encode(encoding, "replace"))
+
+
+def _show_raw(text: str) -> None:
+    _write(text.encode("utf-8", "surrogateescape"))
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
     sys.stdout.flush()
     if unread.left():
         raise BrokenPipeError

@@ -10,6 +10,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
+from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system.terminal import plain_console
 
@@ -51,7 +52,7 @@ def inspect(
         else:
             _print(found)
             if html is not None:
-                typer.echo(f"\npage  {html}")
+                echo(f"\npage  {html}")
 
 
 def _write(html: Path, found: SourceInspection | ArtifactInspection) -> None:

@@ -18,6 +18,7 @@ from linexport.cli.options import (
     Threads,
     parse_lengths,
 )
+from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
 
@@ -208,13 +209,12 @@ def _show(report: LinearizationReport, output: str | None, html: Path | None, js
     if json:
         print_json({**asdict(report), "output": output})
         return
-    from rich.console import Console
-
     from linexport.report.linearization import print_linearization
+    from linexport.system.terminal import plain_console
 
-    print_linearization(report, Console(highlight=False), output)
+    print_linearization(report, plain_console(highlight=False), output)
     if html is not None:
-        typer.echo(f"page    {html}")
+        echo(f"page    {html}")
 
 
 def _per_layer(given: list[str] | None, read: Any) -> Any:

@@ -51,11 +51,10 @@ def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
         if json:
             print_json({"d": d, "maps": [asdict(entry) for entry in found]})
         else:
-            from rich.console import Console
-
             from linexport.report.map_comparison import print_catalogue
+            from linexport.system.terminal import plain_console
 
-            print_catalogue(found, d, Console(highlight=False))
+            print_catalogue(found, d, plain_console(highlight=False))
 
 
 @maps.command()
@@ -164,21 +163,19 @@ def choose(
         if json:
             print_json(asdict(plan))
         else:
-            from rich.console import Console
-
             from linexport.report.map_plan import print_plan
+            from linexport.system.terminal import plain_console
 
-            print_plan(plan, Console(highlight=False))
+            print_plan(plan, plain_console(highlight=False))
         if plan.chosen is None:
             raise typer.Exit(ParityError.exit_code)
 
 
 def _print(result: MapComparison, written: list[Path]) -> None:
-    from rich.console import Console
-
     from linexport.report.map_comparison import print_comparison
+    from linexport.system.terminal import plain_console
 
-    console = Console(highlight=False)
+    console = plain_console(highlight=False)
     print_comparison(result, console)
     for path in written:
         console.print(f"\nwritten  {path}", soft_wrap=True, markup=False)

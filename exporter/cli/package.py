@@ -9,6 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json
+from linexport.cli.output import echo
 from linexport.errors import UsageError
 
 
@@ -74,12 +75,12 @@ def package(
             )
             return
         for old, new in packaged.renamed.items():
-            typer.echo(f"renamed   {old} -> {new}")
+            echo(f"renamed   {old} -> {new}")
         for note in packaged.notes:
-            typer.echo(f"note      {note}")
+            echo(f"note      {note}")
         if packaged.proof is not None:
-            typer.echo(f"proven    {packaged.proof}")
-        typer.echo(f"packaged  {output}")
+            echo(f"proven    {packaged.proof}")
+        echo(f"packaged  {output}")
 
 
 def _options(given: list[str]) -> dict[str, str]:

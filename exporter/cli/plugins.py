@@ -10,6 +10,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
+from linexport.cli.output import echo
 
 plugins = typer.Typer(
     help="linexport's operators as libraries for other programs.", no_args_is_help=True
@@ -40,7 +41,7 @@ def build(
         if json:
             print_json({"status": "ok", "library": str(made)})
         else:
-            typer.echo(f"library  {made}")
+            echo(f"library  {made}")
 
 
 class Library(enum.StrEnum):
@@ -64,7 +65,7 @@ def path(
         if json:
             print_json({"status": "ok", "library": str(found)})
         else:
-            typer.echo(str(found))
+            echo(str(found))
 
 
 def register(app: typer.Typer) -> None:

@@ -55,9 +55,9 @@ class Spinner:
     """Shows stages with rich; see ``linexport.system.progress.Progress``."""
 
     def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console
+        from linexport.system.terminal import plain_console
 
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = plain_console(stderr=True, quiet=quiet, highlight=False)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

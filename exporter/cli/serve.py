@@ -11,6 +11,7 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.options import ArtifactPath, ProviderOption, Strict, Threads
+from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
 from linexport.serving.token import TOKEN, read_token
@@ -58,14 +59,14 @@ def serve(
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)
         if service.language is None:
-            typer.echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
+            echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
         if not address.local and address.token is None:
-            typer.secho(
+            echo(
                 f"Warning: whoever reaches {host} may use this server; give it a --token-file.",
                 fg="yellow",
                 err=True,
             )
-        serve(service, address, lambda url: typer.echo(f"{service.name} at {url}", err=True))
+        serve(service, address, lambda url: echo(f"{service.name} at {url}", err=True))
 
 
 def register(app: typer.Typer) -> None:

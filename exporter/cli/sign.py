@@ -9,6 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json
+from linexport.cli.output import echo
 
 
 def sign(
@@ -39,8 +40,8 @@ def sign(
             )
             return
         if public is not None:
-            typer.echo(f"private key  {key}  keep it secret\npublic key   {public}")
-        typer.echo(f"signature    {signed.file}  {len(signed.files)} files, {signed.key}")
+            echo(f"private key  {key}  keep it secret\npublic key   {public}")
+        echo(f"signature    {signed.file}  {len(signed.files)} files, {signed.key}")
 
 
 def register(app: typer.Typer) -> None:

@@ -20,6 +20,7 @@ from linexport.cli.options import (
     Threads,
     TrustRemoteCode,
 )
+from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
 from linexport.targets.providers import CPU, Execution
@@ -109,9 +110,9 @@ def validate(
             _annotate(artifact, found, err=json)
         if not json:
             for change in changes:
-                typer.echo(f"{change.verdict:<12}  {change.name}: {change.described()}")
+                echo(f"{change.verdict:<12}  {change.name}: {change.described()}")
         if not record and not json:
-            typer.echo("The outcome is not written to the artifact; --record does that.")
+            echo("The outcome is not written to the artifact; --record does that.")
         finish(manifest, artifact, json)
         worse = validation.regressions(changes, limit)
         if worse is not None:
@@ -122,7 +123,7 @@ def _annotate(artifact: Path, found: list[CheckResult], err: bool) -> None:
     from linexport.ci import github
 
     for line in github.workflow_commands(str(artifact), found):
-        typer.echo(line, err=err)
+        echo(line, err=err)
 
 
 def register(app: typer.Typer) -> None:

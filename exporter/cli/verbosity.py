@@ -17,11 +17,20 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from linexport.system.terminal import printable
+
 COUNT = "linexport.verbosity"
 """Key of the invocation's shared data under which occurrences of the option are counted."""
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 FORMAT = "%(name)s: %(message)s"
+
+
+class _Formatter(logging.Formatter):
+    """Writes names of strangers, and exceptions, without characters that a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _Stderr(logging.StreamHandler):
@@ -37,7 +46,7 @@ class _Stderr(logging.StreamHandler):
 
 
 _HANDLER = _Stderr()
-_HANDLER.setFormatter(logging.Formatter(FORMAT))
+_HANDLER.setFormatter(_Formatter(FORMAT))
 
 
 def set_verbosity(context: typer.Context, count: int) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json
+from linexport.cli.output import echo
 
 
 def verify(
@@ -31,7 +32,7 @@ def verify(
                 }
             )
         else:
-            typer.echo(f"{artifact} is as {signed.key} signed it: {len(signed.files)} files")
+            echo(f"{artifact} is as {signed.key} signed it: {len(signed.files)} files")
 
 
 def register(app: typer.Typer) -> None:

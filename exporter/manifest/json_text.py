@@ -15,7 +15,8 @@ DIGITS = 20
 
 def dumps(value: Any) -> str:
     """Indented standard JSON of nested dicts, lists and scalars."""
-    return json.dumps(_standard(value), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(_standard(value), indent=2, allow_nan=False)
+    return text.replace("\x7f", "\\u007f") + "\n"  # the control character that JSON leaves
 
 
 def _standard(value: Any) -> Any:

@@ -5,12 +5,12 @@ The file names the artifact's folder, which stays where it is: every node reads 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UsageError
+from linexport.loaders.files import check_text
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.system.escape import yaml_string
 
 APPLICATION = "linexport.serving.ray:app"
 SLOTS = 16
@@ -50,9 +50,10 @@ def _write(job: Packaging) -> Packaged:
     artifact = Path(job.options.get("artifact", job.source.absolute()))
     if not artifact.is_absolute():
         raise UsageError(f"artifact={artifact}: expected a path from /, the same on every node.")
-    values: dict[str, Any] = {"artifact": str(artifact), "name": job.name}
+    check_text(artifact)
     text = TEMPLATE.format(
-        **{name: json.dumps(value) for name, value in values.items()},  # JSON is YAML
+        name=yaml_string(job.name),
+        artifact=yaml_string(str(artifact)),
         application=APPLICATION,
         slots=_number(job, "slots", SLOTS),
         threads=_number(job, "threads", 1),

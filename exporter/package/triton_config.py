@@ -8,6 +8,7 @@ from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.manifest.records import InputRecord, TensorRecord
 from linexport.package.destination import Packaging
+from linexport.system.escape import protobuf_string
 
 TYPES = {
     "float32": "TYPE_FP32",
@@ -48,8 +49,8 @@ def config(
     Raises:
         UsageError: an input or output that the server does not have.
     """
-    yield f'name: "{job.name}"'
-    yield f'backend: "{backend}"'
+    yield f"name: {protobuf_string(job.name)}"
+    yield f"backend: {protobuf_string(backend)}"
     yield f"max_batch_size: {most}"
     for record in own_inputs(job):
         optional = " optional: true" if record.default is not None and backend != "tensorrt" else ""
@@ -80,12 +81,13 @@ def _sequences(backend: str, states: Sequence[State], idle: int) -> Iterator[str
 
 def _state(state: State) -> Iterator[str]:
     kind, dims = TYPES[state.dtype], ", ".join(map(str, state.shape[1:]))
-    start = "zero_data: true" if state.initial_value == 0 else f'data_file: "{state.past}"'
+    past, present = protobuf_string(state.past), protobuf_string(state.present)
+    start = "zero_data: true" if state.initial_value == 0 else f"data_file: {past}"
     yield "  state [ {"
-    yield f'    input_name: "{state.past}" output_name: "{state.present}"'
+    yield f"    input_name: {past} output_name: {present}"
     yield f"    data_type: {kind} dims: [ {dims} ]"
     yield f"    initial_state: {{ data_type: {kind} dims: [ {dims} ] {start}"
-    yield f'      name: "{state.past}" }}'
+    yield f"      name: {past} }}"
     yield "  } ]"
 
 
@@ -100,7 +102,8 @@ def _tensor(record: TensorRecord) -> str:
     dims = ", ".join(str(d) if isinstance(d, int) else "-1" for d in record.shape[1:])
     shape = dims or "1"
     reshape = "" if dims else " reshape: { shape: [ ] }"
-    return f'name: "{record.name}" data_type: {TYPES[record.dtype]} dims: [ {shape} ]{reshape}'
+    name = protobuf_string(record.name)
+    return f"name: {name} data_type: {TYPES[record.dtype]} dims: [ {shape} ]{reshape}"
 
 
 def warmup(inputs: Sequence[TensorRecord]) -> Iterator[str]:
@@ -108,9 +111,8 @@ def warmup(inputs: Sequence[TensorRecord]) -> Iterator[str]:
     yield 'model_warmup [ { name: "zeros" batch_size: 1'
     for record in inputs:
         dims = ", ".join(str(d) if isinstance(d, int) else "1" for d in record.shape[1:]) or "1"
-        yield f'  inputs {{ key: "{record.name}" value: {{ data_type: {TYPES[record.dtype]} ' + (
-            f"dims: [ {dims} ] zero_data: true }} }}"
-        )
+        value = f"{{ data_type: {TYPES[record.dtype]} dims: [ {dims} ] zero_data: true }}"
+        yield f"  inputs {{ key: {protobuf_string(record.name)} value: {value} }}"
     yield "} ]"
 
 

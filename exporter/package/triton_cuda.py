@@ -19,6 +19,7 @@ from linexport.manifest import MODEL
 from linexport.package.destination import Packaging
 from linexport.package.standalone import check_size, rename_interface
 from linexport.plugins.cuda import library
+from linexport.system.escape import protobuf_string
 
 TARGET = "ort-cuda"
 
@@ -71,7 +72,7 @@ def place(backend: str, library_name: str | None) -> Iterator[str]:
     if backend == "python":  # whose model does the rest
         return
     if library_name:
-        yield f'model_operations {{ op_library_filename: [ "{library_name}" ] }}'
+        yield f"model_operations {{ op_library_filename: [ {protobuf_string(library_name)} ] }}"
     exact = 'parameters { key: "use_tf32" value: "0" }'
     accelerator = f'gpu_execution_accelerator: [ {{ name: "cuda" {exact} }} ]'
     yield f"optimization {{ execution_accelerators {{ {accelerator} }} }}"

@@ -23,6 +23,7 @@ from linexport.errors import UsageError
 from linexport.graph import surgeon
 from linexport.passes.contract import Pass
 from linexport.passes.diff import graph_diff
+from linexport.system.terminal import printable
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class GraphDump:
         self._save(f"{stem}.after.onnx", after)
         heading = f"{found.name} (stage {found.stage})\nensures that {found.ensures}\n\n"
         text = heading + graph_diff(self._before, after)
-        (self.folder / f"{stem}.diff").write_text(text, encoding="utf-8")
+        (self.folder / f"{stem}.diff").write_text(printable(text), encoding="utf-8")
         self._before = after
         log.info("written: %s", self.folder / f"{stem}.diff")
 

@@ -15,13 +15,8 @@ from linexport.report.error_tables import error_tables, weak_places
 from linexport.report.linear_costs import chart_texts, cost_table, short_cost_table
 from linexport.report.page import template
 from linexport.report.tables import Cell, Table, make_table
-from linexport.report.text import (
-    amount,
-    count,
-    number,
-    plain,
-    printable,
-)
+from linexport.report.text import amount, count, number, plain
+from linexport.system.terminal import printable
 
 NONE = "–"
 

@@ -15,7 +15,8 @@ from linexport.report import map_charts, tables
 from linexport.report.figures import chart_style, png_sheet
 from linexport.report.page import drawings, template
 from linexport.report.tables import Cell, Table, make_table
-from linexport.report.text import amount, count, number, plain, printable
+from linexport.report.text import amount, count, number, plain
+from linexport.system.terminal import printable
 
 NONE = "–"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from linexport.manifest.map_records import MapPlan, PlanRow
-from linexport.report.text import amount, count, plain, printable
+from linexport.report.text import amount, count, plain
+from linexport.system.terminal import printable
 
 NONE = "–"
 _MANY = 10**8

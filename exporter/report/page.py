@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
@@ -21,6 +21,7 @@ from linexport.report.length_chart import LATENCY, length_chart
 from linexport.report.pareto_chart import pareto_chart
 from linexport.report.text import ABSENT, count, error, positive, target_name
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
+from linexport.system.escape import html
 
 NO_BENCH = f"not measured: {SKIPPED}"
 SHORT_NAME = 28
@@ -58,6 +59,7 @@ def template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("linexport.report", ""),
         autoescape=True,
+        finalize=_finalized,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -66,18 +68,23 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
+def _finalized(value: Any) -> Any:
+    """Return a value of a template as HTML; what is HTML already as it is."""
+    return Markup(html(value)) if type(value) is str else value
+
+
 def _breakable(name: str) -> Markup:
     """A long name that may wrap after the marks which part its words; a short one as it is."""
     if len(name) <= SHORT_NAME:
-        return escape(name)
-    return Markup("<wbr>").join(re.split(r"(?<=[/._:])(?=\w)", name))
+        return _finalized(name)
+    return Markup("<wbr>").join(map(_finalized, re.split(r"(?<=[/._:])(?=\w)", name)))
 
 
 def _unbroken(sentence: str) -> Markup:
     """The sentence with numbers such as 3.1e-06 kept from wrapping at their sign."""
     parts = re.split(r"(\S*\d+e-\d+\S*)", sentence)
     spans = (
-        Markup("<span>{}</span>").format(part) if at % 2 else escape(part)
+        Markup("<span>{}</span>").format(_finalized(part)) if at % 2 else _finalized(part)
         for at, part in enumerate(parts)
     )
     return Markup("").join(spans)

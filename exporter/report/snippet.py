@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from linexport.manifest import Manifest
 from linexport.manifest.records import TOKENS, DimRecord, InputRecord, PackedRecord
-
-NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
+from linexport.system.escape import python_string
 
 STATELESS = """\
 import numpy as np
@@ -82,7 +80,7 @@ def _side_by_side(manifest: Manifest, packed: PackedRecord) -> str:
     tokens = DimRecord(1, SIDE_BY_SIDE[-1], None, batch=False, traced=1)
     others = tuple(InputRecord(**vars(i)) for i in packed.inputs if i.name != packed.ends)
     feeds = _feeds(replace(manifest, inputs=others, dims={TOKENS: tokens}))
-    return f"{feeds[:-1]}, {json.dumps(packed.ends)}: np.array({SIDE_BY_SIDE}, np.int32)}}"
+    return f"{feeds[:-1]}, {python_string(packed.ends)}: np.array({SIDE_BY_SIDE}, np.int32)}}"
 
 
 def _feeds(manifest: Manifest) -> str:
@@ -92,9 +90,8 @@ def _feeds(manifest: Manifest) -> str:
         if one.name in pasts:
             continue
         shape = tuple(_size(dim, manifest.dims) for dim in one.shape)
-        # A JSON string is a Python string too, whatever quotes the name holds.
-        quoted = json.dumps(one.name, ensure_ascii=False)
-        pairs.append(f"{quoted}: np.zeros({shape}, np.{NUMPY.get(one.dtype, one.dtype)})")
+        name, dtype = python_string(one.name), python_string(one.dtype)
+        pairs.append(f"{name}: np.zeros({shape}, {dtype})")
     return "{" + ", ".join(pairs) + "}"
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 from linexport.manifest.inspected import DrawnNode, GraphPart
 from linexport.report.layers import Placed, place
+from linexport.system.escape import html
 
 ROW = 66.0
 HEIGHT = 40.0
@@ -32,7 +32,7 @@ def drawing(part: GraphPart, ident: str, label: str) -> Drawing:
     boxes = "".join(_box(node, placed) for node in part.nodes)
     svg = (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width: {width:.0f}px" role="img" '
-        f'aria-labelledby="{escape(ident)}"><title id="{escape(ident)}">{escape(label)}</title>'
+        f'aria-labelledby="{html(ident)}"><title id="{html(ident)}">{html(label)}</title>'
         f"{curves}{boxes}</svg>"
     )
     return Drawing(svg, width)
@@ -72,11 +72,11 @@ def _box(node: DrawnNode, placed: Placed) -> str:
     lines = [("op", _cut(node.op)), *([("note", _cut(node.note))] if node.note else [])]
     first = y + 4.5 - 7.5 * (len(lines) - 1)
     texts = "".join(
-        f'<text class="{kind}" x="{x:.1f}" y="{first + 15 * i:.1f}">{escape(text)}</text>'
+        f'<text class="{kind}" x="{x:.1f}" y="{first + 15 * i:.1f}">{html(text)}</text>'
         for i, (kind, text) in enumerate(lines)
     )
     return (
-        f'<g class="box {escape(node.role)}"><title>{escape(node.id + shape)}</title>'
+        f'<g class="box {html(node.role)}"><title>{html(node.id + shape)}</title>'
         f'<rect x="{x - width / 2:.1f}" y="{y - HEIGHT / 2:.1f}" width="{width:.1f}" '
         f'height="{HEIGHT:.0f}" rx="{corner:.0f}"/>'
         f"{texts}</g>"

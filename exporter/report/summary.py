@@ -10,8 +10,9 @@ from rich.text import Text
 
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
-from linexport.report.text import amount, count, format_speedup, printable
+from linexport.report.text import amount, count, format_speedup
 from linexport.report.verdict import Check, checks, verdict
+from linexport.system.terminal import printable
 
 STYLES = {"good": "bold green", "bad": "bold red", "open": "yellow", "plain": "bold"}
 MARKS = {"good": "✓ ", "bad": "✗ ", "open": "– ", "plain": ""}

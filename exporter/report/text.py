@@ -104,8 +104,3 @@ def moment(value: Any) -> str:
 def target_name(name: str) -> str:
     """The runtime's own name."""
     return TARGETS.get(name, name)
-
-
-def printable(value: str) -> str:
-    """The text without control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)

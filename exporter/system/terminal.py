@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,27 @@ if TYPE_CHECKING:
 
 def printable(text: str) -> str:
     """Return a text in which characters that are not printed, except line breaks, are escapes."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+
+
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that show those around them in another order."""
+
+
+def visible_text(text: str) -> str:
+    """Return a text of a language in which control characters are escapes.
+
+    Line breaks, tabs and marks within words, such as joiners, stay as they are.
+    """
+    return "".join(c if c in "\n\t" or not _is_obeyed(c) else _escaped(c) for c in text)
+
+
+def _is_obeyed(character: str) -> bool:
+    return unicodedata.category(character) == "Cc" or character in _REORDERING
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def plain_console(**settings: Any) -> Console:

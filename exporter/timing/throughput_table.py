@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport.manifest.measured import RUNNERS, ThroughputRow
+from linexport.system import escape
 
 NAMES = {"artifact": "artifact", "plain_export": "plain export", "pytorch": "PyTorch"}
 
@@ -42,8 +43,8 @@ def markdown(rows: Sequence[ThroughputRow]) -> str:
             spread = "" if row.deviation is None else f" ± {row.deviation:,.1f}"
             speed = f"{row.tokens_per_second:,.1f}{spread}"
             call, late = f"{row.call_ms:,.2f}", f"{row.call_p99_ms:,.2f}"
-        text = " ".join(speed.replace("|", "\\|").split())
-        lines.append(f"| {row.test} | {_runner(row)} | {text} | {call} | {late} |")
+        cells = (row.test, _runner(row), speed, call, late)
+        lines.append(f"| {' | '.join(map(escape.markdown, cells))} |")
     first: dict[tuple[str, str], ThroughputRow] = {}
     for one in reversed(rows):
         first[one.kind, one.runner] = one
@@ -52,7 +53,7 @@ def markdown(rows: Sequence[ThroughputRow]) -> str:
         told = [f"{NAMES[r.runner]} {r.call_ms:,.2f} ms" for r in found if r and r.call_ms]
         name = next((r.test for r in found if r), "")
         if told:
-            lines += ["", f"{what}, {name}: {', '.join(told)}"]
+            lines += ["", f"{what}, {escape.markdown(name)}: {', '.join(told)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,8 @@ Count = Callable[[str, int], None]
 def write_line(content: dict[str, Any]) -> None:
     """Write a line."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    sys.stderr.write(json.dumps({"time": now, **content}) + "\n")
+    line = json.dumps({"time": now, **content})
+    sys.stderr.write(line.replace("\x7f", "\\u007f") + "\n")  # the one that JSON leaves
 
 
 class AccessLog:

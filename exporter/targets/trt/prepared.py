@@ -8,7 +8,7 @@ linexport_engine.h, .py  what these call: opens it, and carries the states on th
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -25,12 +25,16 @@ from linexport.plugins.kernels.architectures import toolchain
 from linexport.plugins.ops.registry import dim_of
 from linexport.plugins.tensorrt import library, quick
 from linexport.plugins.tensorrt.flavour import Flavour
+from linexport.system import escape
 from linexport.targets.base import Converted, Options
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.profiles import Profile
 
 SOURCE, SCRIPT, CPP, PYTHON = "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"
 HEADER, MODULE = "linexport_engine.h", "linexport_engine.py"
+
+PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+"""Names that trtexec takes: ':', ',' and 'x' have a meaning in its list of names and shapes."""
 
 NEXT_CALLS = 3
 """Calls of one token that the programs make after the first."""
@@ -76,6 +80,7 @@ def assemble(flavour: Flavour, options: Options, converted: Converted) -> Prepar
     own, alone = contract.NAMESPACE in spaces, quick.NAMESPACE not in spaces
     if own:
         (folder / SOURCE).write_text(library.single_source(), encoding="utf-8")
+    alone = alone and all(PLAIN.fullmatch(i.name) for i in model.graph.input)
     arguments = _arguments(model, _profiles(model, converted), own) if alone else None
     if arguments is not None:
         (folder / SCRIPT).write_text(_script(arguments, options.sms, own), encoding="utf-8")
@@ -136,15 +141,14 @@ def _script(arguments: Iterable[str], sms: Sequence[int], own: bool) -> str:
         first=sms[0],
         sms="|".join(map(str, sms)),
         library=made,
-        arguments=" \\\n    ".join(map(shlex.quote, arguments)),
+        arguments=" \\\n    ".join(map(escape.shell_word, arguments)),
     )
 
 
 def _template(name: str, **values: str) -> str:
     text = resources.files("linexport.targets.trt").joinpath(f"templates/{name}.txt").read_text()
-    for key, value in values.items():
-        text = text.replace(f"@{key.upper()}@", value)
-    return text
+    # In one pass: a value may look like the place of another one.
+    return re.sub(r"@([A-Z]+)@", lambda place: values[place[1].lower()], text)
 
 
 def _calls(converted: Converted) -> list[int]:
@@ -180,18 +184,17 @@ def _cpp(converted: Converted, own: bool) -> dict[str, str]:
         state, element = states.get(one.name), np.dtype(one.dtype)
         sizes = _sizes(one, converted.dims, state.grows if state else None)
         shape = f"{{{len(sizes)}, {{{', '.join(sizes)}}}}}"
-        present = _quoted(state.present if state else "")
+        present = escape.cpp_string(state.present if state else "")
         start = _start(state.initial if state else 0.0, element)
-        rows.append(
-            f"        {{{_quoted(one.name)}, {element.itemsize}, {shape}, {present}, {start}}},"
-        )
+        name = escape.cpp_string(one.name)
+        rows.append(f"        {{{name}, {element.itemsize}, {shape}, {present}, {start}}},")
     plugins = LOAD.format(library=library.NAME) if own else ""
     return {
         CPP: _template(
             CPP,
             calls=", ".join(map(str, _calls(converted))),
-            input=next(i.name for i in converted.inputs if i.name not in states),
-            output=_output(converted),
+            input=escape.cpp_string(next(i.name for i in converted.inputs if i.name not in states)),
+            output=escape.cpp_string(_output(converted)),
         ),
         HEADER: _template(HEADER, inputs="\n".join(rows), plugins=plugins),
     }
@@ -201,10 +204,6 @@ def _start(value: float, element: np.dtype[Any]) -> str:
     """Bytes of an element as C++ lists them; none where they are zeros."""
     found = np.array(value, element).tobytes()
     return f"{{{', '.join(map(str, found)) if any(found) else ''}}}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _output(converted: Converted) -> str:
@@ -218,8 +217,9 @@ def _python(converted: Converted) -> dict[str, str]:
     for one in converted.inputs:
         if one.name not in states:
             shape = f"({', '.join(_sizes(one, converted.dims, None))},)"
-            value = f"np.full({shape}, {one.default or 0}, {one.dtype!r})"
-            rows.append(f"{one.name!r}: {value}")
+            dtype = escape.python_string(one.dtype)
+            value = f"np.full({shape}, {one.default or 0}, {dtype})"
+            rows.append(f"{escape.python_string(one.name)}: {value}")
     listed = "".join(f"{n}, " for n in calls).strip()
     return {
         PYTHON: _template(PYTHON, calls=listed, zeros=", ".join(rows)),

@@ -1,0 +1,19 @@
+"""Lines that commands print, without characters that a terminal would obey."""
+
+from __future__ import annotations
+
+import typer
+
+from linexport.system.terminal import printable
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None) -> None:
+    """Print a text as ``printable`` gives it.
+
+    Args:
+        text: may have several lines.
+        err: on standard error.
+        nl: end the line.
+        fg: colour of the text, where the terminal has colours.
+    """
+    typer.secho(printable(str(text)), err=err, nl=nl, fg=fg)
