@@ -7,6 +7,7 @@ Terminals have theirs in ``linexport.system.terminal``.
 
 from __future__ import annotations
 
+import re
 import shlex
 import string
 from html import escape as html_escape
@@ -16,8 +17,9 @@ from linexport.system.terminal import printable
 _CODE = frozenset(string.ascii_letters + string.digits + string.punctuation + " ")
 """Characters that stand for themselves in a string of a program, unless its language says more."""
 
-_MARKS = frozenset("\\`*_{}[]<>#!|~&$@")
-"""Characters that Markdown, HTML in it, or formulas in it may give a meaning in a line."""
+_MARKS = re.compile(r"[\\`*{}\[\]<>#!|~&$@]|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that Markdown, HTML in it, or formulas in it may give a meaning in a line; an
+underscore has none between letters."""
 
 
 def cpp_string(text: str) -> str:
@@ -91,7 +93,7 @@ def xml(text: str) -> str:
 def markdown(text: str) -> str:
     """Return text within a line or a cell of Markdown, in one line."""
     line = " ".join(printable(text).split())
-    return "".join(f"\\{letter}" if letter in _MARKS else letter for letter in line)
+    return _MARKS.sub(r"\\\g<0>", line)
 
 
 def workflow_message(text: str) -> str:
