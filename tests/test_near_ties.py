@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import linexport
 from linexport import parity
+from linexport.artifact.checked import checked_artifact
 from linexport.conversion.revalidate import reopen
 from linexport.graph.dims import DimRange
 from linexport.loaders.loaded_model import LanguageFacts
@@ -207,7 +208,7 @@ def mixture(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("mixtures") / request.param
     source = FACTORY + request.param
     manifest = linexport.convert(source, folder, bench=False, threads=1)
-    _, tested = reopen(folder, source, 1, False, Stopwatch(Silent()))
+    tested = reopen(checked_artifact(folder), source, 1, False, Stopwatch(Silent()))
     chosen = ChosenSizes(lengths=(1200,), batches=(1,))
     return SimpleNamespace(folder=folder, manifest=manifest, tested=replace(tested, chosen=chosen))
 

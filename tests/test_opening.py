@@ -20,8 +20,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 import linexport
-from linexport import manifest as manifests
-from linexport.artifact import opening, signature, write
+from linexport.artifact import folder_files, opening, signature, write
 from linexport.conversion import publish
 from linexport.errors import (
     BuildError,
@@ -54,15 +53,14 @@ def logits(artifact: Any) -> np.ndarray:
 # Replaced meanwhile
 
 
-@pytest.mark.parametrize("moment", ["read", "checked_graph"])
+@pytest.mark.parametrize("moment", ["read_manifest", "checked_graph"])
 def test_an_artifact_that_is_replaced_while_it_is_opened_is_opened_again(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The swap comes after the manifest was read, or after the files were compared with it."""
     first, second = pair
     expected = logits(linexport.load(second, threads=1))
-    module = manifests if moment == "read" else opening
-    real, swaps = getattr(module, moment), []
+    real, swaps = getattr(opening, moment), []
 
     def swapping(*args: Any) -> Any:
         found = real(*args)
@@ -71,7 +69,7 @@ def test_an_artifact_that_is_replaced_while_it_is_opened_is_opened_again(
             write.publish(second, first)
         return found
 
-    monkeypatch.setattr(module, moment, swapping)
+    monkeypatch.setattr(opening, moment, swapping)
     opened = linexport.load(first, threads=1, verify=False)
     assert swaps
     model = hashlib.sha256((first / "model.onnx").read_bytes()).hexdigest()
@@ -119,15 +117,15 @@ def test_a_link_that_is_turned_meanwhile_is_followed_once(
     expected = logits(linexport.load(first, threads=1))
     link = first.with_name("current")
     link.symlink_to(first)
-    real = manifests.read
+    real = opening.read_manifest
 
-    def turning(folder: Path) -> Any:
-        found = real(folder)
+    def turning(files: Any) -> Any:
+        found = real(files)
         link.unlink()
         link.symlink_to(second)
         return found
 
-    monkeypatch.setattr(manifests, "read", turning)
+    monkeypatch.setattr(opening, "read_manifest", turning)
     opened = linexport.load(link, threads=1)
     np.testing.assert_array_equal(logits(opened), expected)
     assert opened.path == first
@@ -170,16 +168,100 @@ def test_a_flipped_bit_in_the_model_is_found(artifact: Path) -> None:
         linexport.load(artifact, threads=1)
 
 
-def test_a_file_that_was_not_touched_is_hashed_once(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_was_not_touched_is_hashed_once(artifact: Path) -> None:
+    (artifact / "vocab.txt").write_text("a")
+    listed(artifact, "vocab.txt")
+    linexport.load(artifact, threads=1)
+    before = folder_files._digest.cache_info()
+    linexport.load(artifact, threads=1)
+    after = folder_files._digest.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 1)
+
+
+# Budgets
+
+
+def listed(artifact: Path, *names: str) -> None:
+    """List files in the manifest as they are, whatever they are."""
+    for name in names:
+        path = artifact / name
+        content = path.read_bytes() if path.stat().st_size < 2**30 else b""
+        record = {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        described(artifact, lambda m, n=name, r=record: m["files"].update({n: r}))
+    digest = hashlib.sha256((artifact / "model.onnx").read_bytes()).hexdigest()
+    described(artifact, lambda m: m.update(model_sha256=digest))
+
+
+def sparse(path: Path, size: int = 10**12) -> None:
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+@pytest.fixture
+def with_data(pair: tuple[Path, Path]) -> Path:
+    """An artifact with a weight in a file beside its model."""
+    folder, _ = pair
+    model = onnx.load(folder / "model.onnx")
+    weight = max(model.graph.initializer, key=lambda t: len(t.raw_data))
+    (folder / "model.onnx.data").write_bytes(weight.raw_data)
+    external_data_helper.set_external_data(weight, "model.onnx.data", 0, len(weight.raw_data))
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    listed(folder, "model.onnx", "model.onnx.data")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.onnx.data", "vocab.txt", "other.bin", "model.onnx"])
+def test_a_sparse_file_is_not_hashed(with_data: Path, name: str) -> None:
+    """A terabyte of zeros costs nothing to send: its size is refused."""
+    sparse(with_data / name)
+    size = (with_data / name).stat().st_size
+    described(with_data, lambda m: m["files"].setdefault(name, {"sha256": "0" * 64}))
+    described(with_data, lambda m: m["files"][name].update(bytes=size))
+    start = time.perf_counter()
+    for call in (linexport.load, linexport.validate, linexport.bench):
+        with pytest.raises(UsageError, match=rf"{name} has 1,000,000,000,000 bytes; at most"):
+            call(with_data)
+    assert time.perf_counter() - start < 10
+
+
+def test_weights_beside_a_model_are_opened_as_long_as_they_are_needed(
+    with_data: Path, converted: Callable[..., Path]
 ) -> None:
-    linexport.load(artifact, threads=1)
+    expected = logits(linexport.load(converted(PAIR[0]), threads=1))
+    np.testing.assert_array_equal(logits(linexport.load(with_data, threads=1)), expected)
+    data = with_data / "model.onnx.data"
+    sparse(data, data.stat().st_size + 100)  # a page that was filled up
+    listed(with_data, data.name)
+    np.testing.assert_array_equal(logits(linexport.load(with_data, threads=1)), expected)
 
-    def again(path: Path) -> str:
-        raise AssertionError(f"{path} was hashed again")
 
-    monkeypatch.setattr(manifests, "digest", again)
-    linexport.load(artifact, threads=1)
+@pytest.mark.parametrize("verify", [True, False])
+def test_weights_that_the_manifest_does_not_list_are_not_opened(
+    with_data: Path, verify: bool
+) -> None:
+    described(with_data, lambda m: m["files"].pop("model.onnx.data"))
+    with pytest.raises(UsageError, match=r"reads weights from model\.onnx\.data, which is not amo"):
+        linexport.load(with_data, threads=1, verify=verify)
+
+
+def test_weights_in_a_branch_are_listed_too(artifact: Path) -> None:
+    (artifact / "inner.data").write_bytes(bytes(64))
+    change(artifact, hidden("inner.data"))
+    listed(artifact, "model.onnx")
+    with pytest.raises(UsageError, match=r"reads weights from inner\.data"):
+        linexport.load(artifact, threads=1)
+
+
+def test_a_file_without_a_digest_is_not_opened(with_data: Path) -> None:
+    described(with_data, lambda m: m["files"]["model.onnx.data"].update(sha256=None))
+    for call in (linexport.load, linexport.validate, linexport.bench):
+        with pytest.raises(UsageError, match=r"has no SHA-256 of model\.onnx\.data"):
+            call(with_data)
 
 
 # Hostile
@@ -228,15 +310,20 @@ def outside(location: str) -> Callable[[onnx.ModelProto], object]:
     return edit
 
 
-def hidden(model: onnx.ModelProto) -> None:
-    """A weight outside the folder in a branch, which ONNX Runtime opens as well."""
-    inner = onnx.GraphProto(name="inner")
-    holder = onnx.ModelProto(graph=inner)
-    outside("../secret.data")(holder)
-    holder.graph.output.append(helper.make_tensor_value_info("private", TensorProto.FLOAT, [4, 4]))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    branches = {"then_branch": holder.graph, "else_branch": holder.graph}
-    model.graph.node.append(helper.make_node("If", ["yes"], ["leaked"], **branches))
+def hidden(location: str) -> Callable[[onnx.ModelProto], object]:
+    """Return what adds a weight in another file to a branch, which ONNX Runtime opens as well."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        inner = onnx.GraphProto(name="inner")
+        holder = onnx.ModelProto(graph=inner)
+        outside(location)(holder)
+        output = helper.make_tensor_value_info("private", TensorProto.FLOAT, [4, 4])
+        holder.graph.output.append(output)
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        branches = {"then_branch": holder.graph, "else_branch": holder.graph}
+        model.graph.node.append(helper.make_node("If", ["yes"], ["leaked"], **branches))
+
+    return edit
 
 
 def flattened(model: onnx.ModelProto) -> None:
@@ -266,7 +353,7 @@ def misread(model: onnx.ModelProto) -> None:
         (outside("../secret.data"), "not a file inside the model's folder"),
         (outside("link.data"), "not a file inside the model's folder"),
         (outside("/etc/hostname"), "not a file inside the model's folder"),
-        (hidden, "not a file inside the model's folder"),
+        (hidden("../secret.data"), "not a file inside the model's folder"),
     ],
     ids=["flattened", "misread", "doubling", "recursive", "above", "link", "absolute", "branch"],
 )

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
+import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from linexport.artifact import signature
+import linexport
+from linexport.artifact import opening, signature, write
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
+from linexport.package import package
+from linexport.package.onnx import DESTINATION as ONNX
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +51,7 @@ def signed(artifact: Path, keys: Keys) -> Path:
 def test_an_artifact_is_as_it_was_signed(signed: Path, keys: Keys) -> None:
     held = signature.verify(signed, keys[1])
     assert set(held.files) == {p.name for p in signed.iterdir()} - {"manifest.json.sig"}
-    assert held.key.startswith("ed25519:")
+    assert held.key.startswith("ed25519:") and held.name == signed.name
 
 
 def test_signing_again_covers_what_changed(signed: Path, keys: Keys) -> None:
@@ -60,7 +74,15 @@ def test_signing_again_covers_what_changed(signed: Path, keys: Keys) -> None:
         (lambda f: edit(f, signature="@"), "not a signature of linexport's"),
         (lambda f: edit(f, signature=None), "not a signature"),
         (lambda f: edit(f, files=[]), "not a signature"),
-        (lambda f: edit(f, format=2), "another format"),
+        (lambda f: edit(f, format=1), "another format"),
+        (lambda f: edit(f, files={"model.onnx": "0" * 64}), "not a signature"),
+        (lambda f: edit(f, name="another"), "does not hold for the key"),
+        (lambda f: edit(f, version="9"), "does not hold for the key"),
+        (lambda f: edit(f, time="2100-01-01T00:00:00+00:00"), "does not hold for the key"),
+        (lambda f: edit(f, time="2026-11-28T00:00:00"), "not UTC"),
+        (lambda f: edit(f, time="yesterday"), "not a signature"),
+        (lambda f: edit(f, key="ed25519:000 (Example Corp.)"), "one that is not signed: key"),
+        (lambda f: edit(f, name=["a"]), "not text"),
         (lambda f: edit(f, algorithm="none"), "another format"),
         (lambda f: (f / "manifest.json.sig").write_text("[" * 10**5), "not a signature"),
         (lambda f: (f / "manifest.json.sig").write_bytes(b"\xff" * 2**21), "more than"),
@@ -130,15 +152,211 @@ def test_the_key_of_somebody_else_does_not_verify(signed: Path, tmp_path: Path) 
         signature.verify(signed, other)
 
 
-def test_a_signature_by_another_key_with_the_name_of_ours_does_not_verify(
-    signed: Path, keys: Keys, tmp_path: Path
+# What is shown, and what is too old
+
+
+def test_the_key_that_is_shown_is_the_one_that_was_given(
+    signed: Path, keys: Keys, cli: Callable[..., Any]
 ) -> None:
-    ours = json.loads((signed / "manifest.json.sig").read_text())["key"]
-    signature.new_key(tmp_path / "other.pem")
-    signature.sign(signed, tmp_path / "other.pem")
-    edit(signed, key=ours)
-    with pytest.raises(SignatureError, match="does not hold"):
-        signature.verify(signed, keys[1])
+    """Of a file of a stranger nothing is shown that is not signed."""
+    public = load_pem_public_key(keys[1].read_bytes())
+    assert isinstance(public, Ed25519PublicKey)
+    fingerprint = f"ed25519:{hashlib.sha256(public.public_bytes_raw()).hexdigest()[:32]}"
+    assert signature.verify(signed, keys[1]).key == fingerprint
+    shown = cli("verify", signed, "--key", keys[1])
+    assert fingerprint in shown.out and str(keys[1]) in shown.out
+    edit(signed, key="ed25519:000 (Example Corp.)\x1b]0;title\x07")
+    refused = cli("verify", signed, "--key", keys[1])
+    assert refused.code == 3
+    assert "Example" not in refused.out + refused.err and "\x1b]0" not in refused.err
+
+
+def test_name_version_and_time_are_signed(
+    artifact: Path, keys: Keys, cli: Callable[..., Any]
+) -> None:
+    before = datetime.datetime.now(datetime.UTC)
+    done = cli("sign", artifact, "--key", keys[0], "--name", "small", "--version", "1.4")
+    assert "small 1.4, " in done.out
+    held = signature.verify(artifact, keys[1])
+    assert (held.name, held.version) == ("small", "1.4")
+    assert before <= held.moment <= datetime.datetime.now(datetime.UTC)
+    found = cli("verify", artifact, "--key", keys[1], "--json").json()
+    assert (found["name"], found["version"], found["time"]) == ("small", "1.4", held.time)
+    for text in ("a\nb", "\x1b[2J", "x" * 201):
+        with pytest.raises(UsageError, match="not one line"):
+            signature.sign(artifact, keys[0], name=text)
+
+
+def test_an_older_artifact_of_the_same_signer_is_refused(
+    signed: Path, keys: Keys, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    older = Path(shutil.copytree(signed, tmp_path / "older"))
+    first = signature.verify(older, keys[1]).time
+    signature.sign(signed, keys[0])
+    assert signature.verify(signed, keys[1], newer_than=first).moment
+    with pytest.raises(SignatureError, match=r"was signed at .*, not after"):
+        signature.verify(older, keys[1], newer_than=first)
+    with pytest.raises(SignatureError, match="not after"):
+        linexport.load(older, key=keys[1], newer_than=first)
+    assert cli("verify", older, "--key", keys[1], "--newer-than", first).code == 3
+    assert cli("verify", older, "--key", keys[1], "--newer-than", "2026-01-01").code == 0
+    assert cli("verify", older, "--key", keys[1], "--newer-than", "lately").code == 2
+    assert cli("generate", older, "--prompt", "a", "--newer-than", first).code == 2
+
+
+def test_any_of_several_trusted_keys_may_have_signed(
+    signed: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"no public key; expected files that end in \.pub"):
+        signature.verify(signed, folder)
+    signature.new_key(folder / "other.pem")
+    (folder / "other.pem").unlink()
+    with pytest.raises(SignatureError, match="does not hold for the key"):
+        signature.verify(signed, folder)
+    shutil.copy(keys[1], folder / "ours.pub")
+    held = signature.verify(signed, folder)
+    assert held.key_file == folder / "ours.pub"
+    assert linexport.load(signed, key=folder, threads=1).verified
+    monkeypatch.setenv("LINEXPORT_TRUSTED_KEYS", str(folder))
+    assert cli("verify", signed).code == 0
+    (folder / "ours.pub").unlink()
+    assert cli("verify", signed).code == 3
+    assert cli("inspect", signed).code == 3
+
+
+# Commands that use an artifact
+
+
+COMMANDS = {
+    "generate": ("--prompt", "a"),
+    "serve": ("--port", "0"),
+    "bench": (),
+    "validate": (),
+    "debug": (),
+    "inspect": (),
+    "quantize": ("--output", "OUT"),
+    "package": ("--for", "onnx", "--output", "OUT"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_uses_an_artifact_takes_a_key(
+    signed: Path, keys: Keys, cli: Callable[..., Any], tmp_path: Path, command: str
+) -> None:
+    """A file is added: nothing else of the folder tells that it is not the one that was signed."""
+    (signed / "tokenizer.json").write_text("{}")
+    options = [str(tmp_path / "out") if o == "OUT" else o for o in COMMANDS[command]]
+    refused = cli(command, signed, *options, "--key", keys[1])
+    assert refused.code == 3 and "not signed: tokenizer.json" in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "package"])
+def test_a_command_goes_on_with_a_key_that_holds(
+    signed: Path, keys: Keys, cli: Callable[..., Any], tmp_path: Path, command: str
+) -> None:
+    options = [str(tmp_path / "out") if o == "OUT" else o for o in COMMANDS[command]]
+    assert cli(command, signed, *options, "--key", keys[1]).code == 0
+
+
+# The bytes that were hashed are those that run
+
+
+@pytest.fixture
+def beside(factories: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact with its weights in a file beside the model."""
+    monkeypatch.setattr(write, "EXTERNAL_ABOVE", 0)
+    monkeypatch.setattr(write, "SMALLEST", 64)
+    place = tmp_path / "beside"
+    linexport.convert(factories.source("small"), place, bench=False, threads=1)
+    assert (place / "model.onnx.data").exists()
+    return place
+
+
+def test_a_model_is_read_once(signed: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is rewritten in place as soon as it was hashed, by one who knows when."""
+    x = np.ones((1, 3, 8), np.float32)
+    expected = linexport.load(signed, key=keys[1], threads=1).run(x)["output"]
+    model = signed / "model.onnx"
+    good, real = model.read_bytes(), opening.check_files
+
+    def rewriting(*given: Any) -> Any:
+        found = real(*given)
+        model.write_bytes(bytes(len(good)))
+        return found
+
+    monkeypatch.setattr(opening, "check_files", rewriting)
+    found = linexport.load(signed, key=keys[1], threads=1).run(x)["output"]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_manifest_that_changes_once_its_signature_holds_is_not_read(
+    signed: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = signed / "manifest.json", signature.check
+
+    def rewriting(*given: Any) -> Any:
+        found = real(*given)
+        place.write_text(place.read_text().replace('"status": "ok"', '"status":"ok" '))
+        return found
+
+    monkeypatch.setattr(signature, "check", rewriting)
+    with pytest.raises(UsageError, match=r"manifest\.json was changed while it was used"):
+        linexport.load(signed, key=keys[1], threads=1)
+
+
+@pytest.mark.parametrize("how", ["in place", "and back", "replaced"])
+def test_weights_that_change_while_they_are_opened_are_not_used(
+    beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Also where size, content and the time of the last change are as before in the end."""
+    public = signature.new_key(tmp_path / "key.pem")
+    signature.sign(beside, tmp_path / "key.pem")
+    data = beside / "model.onnx.data"
+    good, times, real = data.read_bytes(), data.stat(), opening.check_files
+
+    def rewriting(files: Any, manifest: Any) -> Any:
+        found = real(files, manifest)
+        if how == "replaced":
+            shutil.copy2(data, tmp_path / "copy")
+            (tmp_path / "copy").replace(data)
+            return found
+        with data.open("r+b") as file:
+            file.write(bytes(len(good)))
+            if how == "and back":
+                file.seek(0)
+                file.write(good)
+        os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return found
+
+    monkeypatch.setattr(opening, "check_files", rewriting)
+    with pytest.raises((UsageError, SignatureError), match=r"model\.onnx\.data|replaced over"):
+        linexport.load(beside, key=public, threads=1)
+    monkeypatch.undo()
+    data.write_bytes(good)
+    assert linexport.load(beside, key=public, threads=1)
+
+
+def test_what_was_changed_meanwhile_is_not_packaged(
+    signed: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = signed / "model.onnx"
+
+    def write_it(job: Any) -> Any:
+        made = ONNX.write(job)
+        model.write_bytes(model.read_bytes())
+        return made
+
+    with pytest.raises(UsageError, match=r"model\.onnx was changed while it was used"):
+        package(
+            signed,
+            replace(ONNX, write=write_it),
+            tmp_path / "out",
+            trust=signature.Trust(keys[1]),
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_private_key_is_for_its_owner_alone_and_never_replaced(keys: Keys) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linexport.artifact.checked import checked_artifact
 from linexport.conversion import revalidate
 from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
@@ -100,9 +101,12 @@ def bench(
     def open_bench(name: str) -> Bench:
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
-        manifest, tested = revalidate.reopen(folder, factories.source(name), 1, False, watch)
-        native = manifest.trusts_library
-        return Bench(tested, folder / "model.onnx", manifest.target, native, tmp_path, QUICK)
+        checked = checked_artifact(folder)
+        tested = revalidate.reopen(checked, factories.source(name), 1, False, watch)
+        native = checked.manifest.trusts_library
+        return Bench(
+            tested, folder / "model.onnx", checked.manifest.target, native, tmp_path, QUICK
+        )
 
     return open_bench
 

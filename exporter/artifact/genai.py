@@ -29,12 +29,12 @@ from typing import Any
 import onnx
 
 from linexport import manifest as manifests
-from linexport.artifact import opening, write
+from linexport.artifact import write
+from linexport.artifact.checked import checked_artifact
 from linexport.artifact.language_interface import language_interface
 from linexport.artifact.rewiring import MASK, Rewiring, pairs, recurrent, rows
 from linexport.artifact.tokenizer import context, end_tokens, model_config
 from linexport.errors import ParityError, UsageError
-from linexport.graph.interface import check_interface
 from linexport.graph.states import PADDING, State
 
 CONFIG = "genai_config.json"
@@ -78,10 +78,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> GenaiFolder:
         ParityError: the artifact failed a check.
     """
     source, place = Path(artifact), Path(output)
-    manifest = manifests.read(source)
-    opening.check_files(source, manifest)
-    graph = opening.checked_graph(source / manifests.MODEL)
-    check_interface(manifest, graph, str(source / manifests.MANIFEST))
+    manifest = checked_artifact(source).manifest
     if manifest.status != "ok":
         raise ParityError(f"{source} {manifest.failure}; see {source / manifests.REPORT}.")
     if not manifest.states:

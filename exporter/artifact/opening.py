@@ -1,6 +1,6 @@
 """Opening an artifact's folder: one artifact, whole and unharmed, or an error.
 
-    hold the folder -> manifest -> signature -> files -> graph -> session -> still the same folder?
+    hold the folder -> signature -> manifest -> sizes, files -> graph -> session -> still the same?
 
 ``convert --overwrite`` swaps the folder for another in one step. A folder that is held open keeps
 its number (inode), and renaming one sets the time of its last change (ctime): a swap in the
@@ -10,8 +10,7 @@ meantime is seen, one back and forth too, and all is read once more.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +18,28 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from linexport import manifest as manifests
+from linexport.artifact.folder_files import FolderFiles
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders.onnx_file.skeleton import skeleton
+from linexport.loaders.onnx_file.external import external_sizes
+from linexport.loaders.onnx_file.skeleton import skeleton, skeleton_of
 from linexport.loaders.onnx_file.structure import check_structure
 from linexport.manifest import Manifest
+from linexport.manifest.folder import MAX_BYTES
 
 ATTEMPTS = 20
 """Times a folder is read that is replaced again and again."""
+
+LARGEST_MODEL = 2**31
+"""Bytes of an ONNX file: a message of protocol buffers has no more."""
+
+LARGEST_OTHER = 2**30
+"""Bytes of a file that no graph refers to, such as a tokenizer's."""
+
+LARGEST_ENGINE = 2**34
+"""Bytes of an engine beyond four times those of the models and their weights."""
+
+SLACK = 2**16
+"""Bytes that may follow the last weight in a file: some tools fill up their last page."""
 
 Opened = TypeVar("Opened")
 
@@ -63,53 +77,114 @@ def _is(folder: Path, identity: tuple[int, ...]) -> bool:
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that change when a file is touched or a folder renamed."""
+    """Return numbers that change when a folder is renamed, or its files are."""
     return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
+def read_manifest(files: FolderFiles) -> Manifest:
+    """Return the manifest of a folder; errors are those of ``linexport.manifest.read``."""
+    if not manifests.has_manifest(files.folder):
+        return manifests.read(files.folder)  # says what is missing
+    content = files.content(manifests.MANIFEST, MAX_BYTES)
+    return manifests.parse(content, files.folder / manifests.MANIFEST)
+
+
+def read_graph(files: FolderFiles, name: str) -> onnx.ModelProto:
+    """Read the graph of one of an artifact's models; see ``checked_graph``."""
+    return checked_graph(files.folder / name, files.content(name, LARGEST_MODEL))
+
+
+def check_files(files: FolderFiles, manifest: Manifest) -> dict[str, onnx.ModelProto]:
     """Compare the artifact's files with the sizes and digests in its manifest.
 
+    Models come first, which say how long the files of their weights are: nothing is read that is
+    longer than it can be of use.
+
+    Returns:
+        The graphs of all models by the names of their files, without weights.
+
     Raises:
-        UsageError: one is missing or damaged.
+        UsageError: a file is missing, damaged, larger than it may be, or has no digest; or a graph
+            reads one that is not listed.
+        EnvironmentProblemError: see ``checked_graph``.
     """
-    for name, file in manifest.files.items():
-        path = folder / name
-        if path.parent != folder:
-            raise UsageError(f"{folder / manifests.MANIFEST} names {name!r}, which is elsewhere.")
-        if not path.is_file():
-            state = "not a file" if path.exists() else "missing"
-            raise UsageError(f"{path} is {state}. Convert the model again.")
-        found = path.stat().st_size
-        if found != file.bytes:
+    beside = [one.file for one in (manifest.vision, manifest.mtp) if one is not None]
+    models = [manifests.MODEL, *beside]
+    for name in models:
+        _check_size(files, name, manifest.files[name].bytes, LARGEST_MODEL)
+        files.content(name, LARGEST_MODEL)
+        _check_digest(files, name, manifest.files[name].sha256)
+    graphs = {name: read_graph(files, name) for name in models}
+    for name, graph in graphs.items():
+        check_listed(files.folder / name, graph, manifest)
+    limits = _limits(manifest, graphs)
+    others = {name: file for name, file in manifest.files.items() if name not in models}
+    for name, file in others.items():
+        _check_size(files, name, file.bytes, limits.get(name, LARGEST_OTHER))
+    for name, file in others.items():
+        _check_digest(files, name, file.sha256)
+    return graphs
+
+
+def check_listed(model: Path, graph: onnx.ModelProto, manifest: Manifest) -> None:
+    """Check that every file with weights of a model is one of the artifact's.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in external_sizes(graph):
+        if name not in manifest.files:
             raise UsageError(
-                f"{path} is damaged: found {found} bytes, expected {file.bytes}. "
-                "Convert the model again."
-            )
-    digests = {name: file.sha256 for name, file in manifest.files.items()}
-    for name, expected in {**digests, manifests.MODEL: manifest.model_sha256}.items():
-        if expected is not None and _digest_once(folder / name) != expected:
-            raise UsageError(
-                f"{folder / name} is damaged: its SHA-256 is {_digest_once(folder / name)}, "
-                f"expected {expected}. Convert the model again."
+                f"{model} reads weights from {name}, which is not among the files of the manifest: "
+                "nothing says what they are. Convert the model again."
             )
 
 
-def _digest_once(path: Path) -> str:
-    """Return the SHA-256 of a file, computed once for as long as the file is not touched."""
-    try:
-        return _digest(path, _identity(path.stat()))
-    except FileNotFoundError:
-        raise UsageError(f"{path} is missing. Convert the model again.") from None
+def _limits(manifest: Manifest, graphs: Mapping[str, onnx.ModelProto]) -> dict[str, int]:
+    """Return the most bytes of each file that may be large, by its name."""
+    found: dict[str, int] = {}
+    for graph in graphs.values():
+        for name, size in external_sizes(graph).items():
+            found[name] = max(found.get(name, 0), size + SLACK)
+    weights = sum(manifest.files[name].bytes for name in {*found, *graphs})
+    engines = (engine.file for engine in manifest.engines)
+    return {**dict.fromkeys(engines, 4 * weights + LARGEST_ENGINE), **found}
 
 
-@lru_cache(maxsize=1024)
-def _digest(path: Path, identity: tuple[int, ...]) -> str:
-    return manifests.digest(path)
+def _check_size(files: FolderFiles, name: str, expected: int, most: int) -> None:
+    found = files.size(name)
+    if found != expected:
+        raise UsageError(
+            f"{files.folder / name} is damaged: found {found} bytes, expected {expected}. "
+            "Convert the model again."
+        )
+    if found > most:
+        raise UsageError(
+            f"{files.folder / name} has {found:,} bytes; at most {most:,} of it can be of use. "
+            "Convert the model again."
+        )
 
 
-def checked_graph(model: Path) -> onnx.ModelProto:
+def _check_digest(files: FolderFiles, name: str, expected: str | None) -> None:
+    if expected is None:
+        raise UsageError(
+            f"{files.folder / manifests.MANIFEST} has no SHA-256 of {name}, as those of early "
+            "versions had none. Convert the model again."
+        )
+    found = files.digest(name)
+    if found != expected:
+        raise UsageError(
+            f"{files.folder / name} is damaged: its SHA-256 is {found}, expected {expected}. "
+            "Convert the model again."
+        )
+
+
+def checked_graph(model: Path, content: bytes | None = None) -> onnx.ModelProto:
     """Read the graph of an artifact without its weights, checked as that of a source is.
+
+    Args:
+        model: its file.
+        content: of the file; None to read it.
 
     Raises:
         UsageError: ``check_structure`` refuses it, or it is a folder or a device.
@@ -118,7 +193,7 @@ def checked_graph(model: Path) -> onnx.ModelProto:
     try:
         if model.exists() and not model.is_file():
             raise UsageError(f"{model} is not a file. Convert the model again.")
-        graph = skeleton(model)
+        graph = skeleton(model) if content is None else skeleton_of(content)
         check_structure(model, graph)
     except (OSError, DecodeError) as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from None

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import linexport
 from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
+from linexport.artifact.folder_files import FolderFiles
 from linexport.artifact.images import image_inputs, images_of, vision_of
 from linexport.artifact.language_interface import logits_of
 from linexport.artifact.model import Model
+from linexport.artifact.signature import Trust
 from linexport.artifact.stream import Stream
 from linexport.artifact.text_model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
+from linexport.graph.external_data import ModelFile
 from linexport.graph.interface import check_interface, check_tower
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
@@ -43,6 +47,7 @@ def load(
     verify: bool = True,
     engine: bool = True,
     key: str | Path | None = None,
+    newer_than: str | None = None,
     provider: str = providers.CPU,
     strict: bool = False,
     device: int = 0,
@@ -53,6 +58,10 @@ def load(
     CPU library is built, it runs the linexport ops that it has, unless the environment variable
     LINEXPORT_CPU_LIBRARY is 0.
 
+    The bytes that are compared with digests are those that run: models are read once, into memory.
+    Weights in files beside them are mapped from there for as long as the artifact is open: nobody
+    may write to these files.
+
     Args:
         path: the folder ``linexport convert`` wrote.
         threads: number of threads, 0 for the runtime's choice.
@@ -60,7 +69,9 @@ def load(
         verify: compare the files with the sizes and the digest in the manifest.
         engine: run the engine for this machine's GPU, where the artifact has engines; False runs
             its ONNX model in ONNX Runtime.
-        key: file of an ed25519 public key; the artifact must be as the owner of that key signed it.
+        key: file of an ed25519 public key, or a folder of such files (``.pub``); the artifact must
+            be as the owner of one of them signed it.
+        newer_than: with ``key``: a time, ISO 8601, after which it must have been signed.
         provider: ONNX Runtime's execution provider that runs it, one of
             ``linexport.targets.providers.PROVIDERS``. What it does not take runs on the CPU, and
             ``Artifact.placement`` says what that is.
@@ -85,6 +96,7 @@ def load(
         "verify": verify,
         "engine": engine,
         "key": None if key is None else Path(key).absolute(),
+        "newer_than": newer_than,
         "provider": execution.provider,
         "strict": execution.strict,
         "device": device,
@@ -93,19 +105,20 @@ def load(
 
 
 def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
+    files = FolderFiles(folder)
     if options["key"] is not None:
-        signature.verify(folder, options["key"])
-    manifest = manifests.read(folder)
+        signature.check(files, Trust(options["key"], options["newer_than"]))
+    manifest = opening.read_manifest(files)
     if manifest.status != "ok" and not options["allow_failed"]:
         raise ParityError(
             f"{folder} {manifest.failure} (see {folder / manifests.REPORT}). Pass "
             "allow_failed=True to open it all the same."
         )
     if options["verify"]:
-        opening.check_files(folder, manifest)
+        opening.check_files(files, manifest)
     target, model = targets.find_target(manifest.target), folder / manifests.MODEL
     execution.check_target(target.name, target.deploy is not None)
-    graph = opening.checked_graph(model)
+    content, graph = _read(files, manifest, manifests.MODEL)
     check_interface(manifest, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
     deploy = target.deploy if options["engine"] else None
@@ -120,7 +133,7 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
         else:
             native = uses_library(manifest)
             session = target.open(
-                model,
+                content,
                 threads=options["threads"],
                 native=native,
                 execution=execution,
@@ -135,12 +148,21 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     found = {name: values for name, values in ranges.items() if values}
     tower = None
     if manifest.vision is not None:
-        tower = _tower(folder, manifest.vision, options["threads"], execution)
+        tower = _tower(files, manifest, manifest.vision, options["threads"], execution)
     head = None
     if manifest.mtp is not None:
-        head = _predictor(folder, manifest, options["threads"], execution)
+        head = _predictor(files, manifest, options["threads"], execution)
+    files.check_unchanged(but=files.kept())
     given: dict[str, Any] = {"ranges": found, "options": options}
     return Artifact(folder, manifest, session, **given, tower=tower, predictor=head)
+
+
+def _read(files: FolderFiles, manifest: Manifest, name: str) -> tuple[ModelFile, onnx.ModelProto]:
+    """Return the content of a model, and the graph in it."""
+    graph = opening.read_graph(files, name)
+    opening.check_listed(files.folder / name, graph, manifest)
+    content = ModelFile(files.content(name, opening.LARGEST_MODEL), files.folder)
+    return content, graph
 
 
 @contextmanager
@@ -158,28 +180,33 @@ def _opening(path: Path) -> Iterator[None]:
         raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
 
 
-def _predictor(folder: Path, manifest: Manifest, threads: int, execution: Execution) -> Model:
+def _predictor(files: FolderFiles, manifest: Manifest, threads: int, execution: Execution) -> Model:
     """Open the head for multi-token prediction of an artifact."""
     assert manifest.mtp is not None
-    path, own = folder / manifest.mtp.file, manifest.predictor()
-    graph = opening.checked_graph(path)
-    check_interface(own, graph, str(folder / manifests.MANIFEST))
+    own = manifest.predictor()
+    content, graph = _read(files, manifest, manifest.mtp.file)
+    check_interface(own, graph, str(files.folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in own.inputs}
-    with _opening(path):
+    with _opening(files.folder / manifest.mtp.file):
         session = targets.find_target(manifest.target).open(
-            path, threads=threads, native=uses_library(manifest), execution=execution
+            content, threads=threads, native=uses_library(manifest), execution=execution
         )
     return Model(own, session, {name: values for name, values in ranges.items() if values})
 
 
 def _tower(
-    folder: Path, vision: VisionRecord, threads: int, execution: Execution
+    files: FolderFiles,
+    manifest: Manifest,
+    vision: VisionRecord,
+    threads: int,
+    execution: Execution,
 ) -> targets.InferenceSession:
     """Open the vision tower of an artifact."""
-    path = folder / vision.file
-    check_tower(vision, opening.checked_graph(path), str(folder / manifests.MANIFEST))
+    path = files.folder / vision.file
+    content, graph = _read(files, manifest, vision.file)
+    check_tower(vision, graph, str(files.folder / manifests.MANIFEST))
     with _opening(path):
-        session = targets.base.OrtSession(path, threads, execution=execution)
+        session = targets.base.OrtSession(content, threads, execution=execution)
     if session.placement is not None:
         _say_where_it_runs(path, session.placement)
     return session
@@ -250,7 +277,8 @@ class Artifact(TextModel):
     @property
     def verified(self) -> Mapping[str, FileRecord]:
         """Files whose digests held when this was opened, by name; none with ``verify=False``."""
-        return self.manifest.files if self._options.get("verify") else {}
+        compared = self._options.get("verify") or self._options.get("key")
+        return self.manifest.files if compared else {}
 
     def run(self, *args: Input, logits_to_keep: int = 0, **inputs: np.ndarray) -> Arrays:
         """Return outputs by name for whole sequences, starting from the initial state.

@@ -1,27 +1,31 @@
-"""Signatures of artifacts: ed25519 over the SHA-256 of every file, in ``manifest.json.sig``.
+"""Signatures of artifacts: ed25519 over what an artifact is and the SHA-256 of every file.
 
-    message = {"artifact": 1, "files": {name: SHA-256 in hexadecimal, ...}}    as JSON, keys sorted,
-                                                                               no spaces, ASCII
-    manifest.json.sig = {"format": 1, "algorithm": "ed25519", "files": {...}, "key": fingerprint,
+    message = {"artifact": 2, "name": ..., "version": ..., "time": ...,      as JSON, keys sorted,
+               "files": {name: {"bytes": ..., "sha256": ...}, ...}}          no spaces, ASCII
+    manifest.json.sig = {"format": 2, "algorithm": "ed25519", "name", "version", "time", "files",
                          "signature": base64 of ed25519(private key, message)}
 
-The files are all of the folder but the signature. Verifying needs the public key alone, nothing of
-a network: the signature holds if the message does, and the artifact if its files are exactly those.
+The files are all of the folder but the signature. Verifying needs public keys alone, nothing of a
+network: the signature holds if the message does, and the artifact if its files are exactly those.
+Nothing of the file is shown before it holds, and the key that is shown is the one it holds for.
+The time lets a user refuse an older artifact of the same signer, which holds as well.
 """
 
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linexport import manifest as manifests
-from linexport.artifact.opening import check_files
+from linexport.artifact import opening
+from linexport.artifact.folder_files import FolderFiles
 from linexport.artifact.write import replace_text
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
 
@@ -32,9 +36,10 @@ if TYPE_CHECKING:
     )
 
 SIGNATURE = f"{manifests.MANIFEST}.sig"
-FORMAT, ALGORITHM = 1, "ed25519"
+FORMAT, ALGORITHM = 2, "ed25519"
 PUBLIC = ".pub"
-"""Ending of the public key that is written beside a new private one."""
+"""Ending of the public key that is written beside a new private one, and of the keys that a folder
+of trusted ones holds."""
 
 REWRITTEN = {manifests.MANIFEST, manifests.REPORT}
 STALE = (
@@ -46,93 +51,259 @@ STALE = (
 _LARGEST = 2**20
 """Bytes of a key or a signature file."""
 
+_LONGEST = 200
+"""Characters of the name and the version of an artifact."""
+
 
 @dataclass(frozen=True)
-class Signed:
+class SignedFile:
+    """A file that a signature covers: its size, and its digest in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is signed.
+
+    Attributes:
+        name: of the artifact, as its signer calls it.
+        version: of it, likewise; "" for none.
+        time: when it was signed, UTC, ISO 8601.
+        files: every file of the folder but the signature, by name.
+    """
+
+    name: str
+    version: str
+    time: str
+    files: Mapping[str, SignedFile]
+
+    def encoded(self) -> bytes:
+        """Return the bytes that are signed."""
+        content = {"artifact": FORMAT, **asdict(self)}
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    @property
+    def moment(self) -> datetime.datetime:
+        """Return the time.
+
+        Raises:
+            ValueError: it is not one of UTC.
+        """
+        found = datetime.datetime.fromisoformat(self.time)
+        if found.utcoffset() != datetime.timedelta(0):
+            raise ValueError(f"the time {self.time!r} is not UTC")
+        return found
+
+
+@dataclass(frozen=True)
+class Signed(Message):
     """A signature that was made or found to hold.
 
     Attributes:
         file: where it is.
-        key: fingerprint of the public key, ``ed25519:`` and 32 hexadecimal digits.
-        files: SHA-256 of every file it covers, by name.
+        key: fingerprint of the public key that it holds for, ``ed25519:`` and 32 hexadecimal
+            digits, computed from that key.
+        key_file: of the public key; None for a signature that was made.
     """
 
     file: Path
     key: str
-    files: Mapping[str, str]
+    key_file: Path | None = None
+
+    def described(self) -> str:
+        """Return name, version and time for people."""
+        version = f" {self.version}" if self.version else ""
+        return f"{self.name}{version}, {self.moment:%Y-%m-%d %H:%M:%S} UTC"
+
+    def record(self) -> dict[str, Any]:
+        """Return what is signed, and the key, as JSON."""
+        files = {name: file.sha256 for name, file in self.files.items()}
+        return {
+            "key": self.key,
+            "name": self.name,
+            "version": self.version,
+            "time": self.time,
+            "files": files,
+        }
 
 
-def sign(folder: Path, key: Path) -> Signed:
+@dataclass(frozen=True)
+class Trust:
+    """Whose artifacts are used.
+
+    Attributes:
+        key: file of an ed25519 public key, PEM, or a folder of such files that end in ``.pub``: one
+            of their owners must have signed the artifact.
+        newer_than: a time, ISO 8601, before which nothing may be signed; None for no such time.
+    """
+
+    key: Path
+    newer_than: str | None = None
+
+
+def sign(folder: Path, key: Path, *, name: str | None = None, version: str = "") -> Signed:
     """Sign an artifact as it is now; a signature that is there is replaced.
 
     Args:
         folder: the artifact.
         key: file of an ed25519 private key, PEM without a passphrase.
+        name: of the artifact; None for that of its folder.
+        version: of it.
 
     Raises:
-        UsageError: not an artifact, a damaged one, or not such a key.
+        UsageError: not an artifact, a damaged one, not such a key, or a name or version that is
+            not one line of text.
         EnvironmentProblemError: ``cryptography`` is not installed, or the folder is read-only.
     """
-    private = _private_key(key)
-    check_files(folder, manifests.read(folder))
-    files = _digests(folder)
-    signed = Signed(folder / SIGNATURE, _fingerprint(private.public_key()), files)
+    private, files = _private_key(key), FolderFiles(folder)
+    opening.check_files(files, opening.read_manifest(files))
+    called = folder.resolve().name if name is None else name
+    for what, text in (("name", called), ("version", version)):
+        if not text.isprintable() or len(text) > _LONGEST:
+            raise UsageError(
+                f"The {what} {text[:_LONGEST]!r} is not one line of {_LONGEST} characters at most. "
+                f"Pass --{what}."
+            )
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    covered = {n: SignedFile(files.size(n), files.digest(n)) for n in _names(files)}
+    message = Message(called, version, now, covered)
     content = {
         "format": FORMAT,
         "algorithm": ALGORITHM,
-        "files": files,
-        "key": signed.key,
-        "signature": base64.b64encode(private.sign(_message(files))).decode(),
+        **asdict(message),
+        "signature": base64.b64encode(private.sign(message.encoded())).decode(),
     }
+    place = folder / SIGNATURE
     try:
-        replace_text(signed.file, json.dumps(content, indent=2) + "\n")
+        replace_text(place, json.dumps(content, indent=2) + "\n")
     except OSError as error:
-        raise EnvironmentProblemError(f"Cannot write {signed.file}: {error.strerror}.") from None
-    return signed
+        raise EnvironmentProblemError(f"Cannot write {place}: {error.strerror}.") from None
+    return Signed(**_shallow(message), file=place, key=_fingerprint(private.public_key()))
 
 
-def verify(folder: Path, key: Path) -> Signed:
+def verify(folder: Path, key: Path, newer_than: str | None = None) -> Signed:
     """Check that an artifact is the one that the owner of a key signed.
 
     Args:
         folder: the artifact.
-        key: file of an ed25519 public key, PEM.
+        key: see ``Trust``.
+        newer_than: see there.
 
     Raises:
-        UsageError: not an artifact, or not such a key.
-        SignatureError: there is no signature, it is of another key, or a file was changed, added
-            or removed since.
+        UsageError: not an artifact, not such a key, or not a time.
+        SignatureError: there is no signature, it holds for none of the keys, it is too old, or a
+            file was changed, added or removed since.
         EnvironmentProblemError: ``cryptography`` is not installed.
     """
-    public = _public_key(key)
+    return check(FolderFiles(folder), Trust(key, newer_than))
+
+
+def check(files: FolderFiles, trust: Trust) -> Signed:
+    """Check the files of an artifact that is being opened, which are then those that were hashed.
+
+    Errors are those of ``verify``.
+    """
+    keys, oldest = _public_keys(trust.key), _moment(trust.newer_than)
+    folder = files.folder
     if not (folder / manifests.MANIFEST).exists():
         manifests.read(folder)  # says what is missing; else nothing is parsed before it is trusted
-    signed, signature = _read(folder)
+    message, signature = _read(folder)
+    place, public = _holding(folder, keys, trust.key, message, signature)
+    if oldest is not None and message.moment <= oldest:
+        raise SignatureError(
+            f"{folder} was signed at {message.time}, not after {trust.newer_than}: an older "
+            "artifact of the same signer may have taken the place of a newer one. Take the newer "
+            "one, or name an earlier time."
+        )
+    _check_covered(files, message)
+    return Signed(
+        **_shallow(message), file=folder / SIGNATURE, key=_fingerprint(public), key_file=place
+    )
+
+
+def _shallow(message: Message) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in fields(Message)}
+
+
+def _moment(text: str | None) -> datetime.datetime | None:
+    """Return a time that a user names; one without a zone is of UTC.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    if text is None:
+        return None
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a time; expected ISO 8601, such as 2026-11-28 or "
+            "2026-11-28T12:00:00+00:00."
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+def _holding(
+    folder: Path,
+    keys: Mapping[Path, Ed25519PublicKey],
+    given: Path,
+    message: Message,
+    signature: bytes,
+) -> tuple[Path, Ed25519PublicKey]:
+    """Return the key that a signature holds for, and its file."""
     from cryptography.exceptions import InvalidSignature
 
-    try:
-        public.verify(signature, _message(signed.files))
-    except InvalidSignature:
-        raise SignatureError(
-            f"{signed.file} does not hold for the key {key}, {_fingerprint(public)}; it says that "
-            f"it was made with {signed.key}. Take the public key of the one who signed, or do not "
-            "use the artifact."
-        ) from None
-    found = _digests(folder)
-    changed = [name for name in signed.files if name in found and found[name] != signed.files[name]]
+    for place, public in keys.items():
+        try:
+            public.verify(signature, message.encoded())
+            return place, public
+        except InvalidSignature:
+            continue
+    known = ", ".join(map(_fingerprint, keys.values()))
+    which = f"the key {given}, {known}" if len(keys) == 1 else f"any key of {given}: {known}"
+    raise SignatureError(
+        f"{folder / SIGNATURE} does not hold for {which}. Take the public key of the one who "
+        "signed, or do not use the artifact."
+    )
+
+
+def _check_covered(files: FolderFiles, message: Message) -> None:
+    """Check that the files are exactly those of a message; sizes first, which cost nothing."""
+    there, signed = set(_names(files)), message.files
+    both = sorted(there & signed.keys())
+    changed = [name for name in both if files.size(name) != signed[name].bytes]
+    changed += [
+        name for name in both if name not in changed and files.digest(name) != signed[name].sha256
+    ]
     groups = {
-        "changed": changed,
-        "missing": sorted(signed.files.keys() - found.keys()),
-        "not signed": sorted(found.keys() - signed.files.keys()),
+        "changed": sorted(changed),
+        "missing": sorted(signed.keys() - there),
+        "not signed": sorted(there - signed.keys()),
     }
     wrong = [f"{what}: {', '.join(names)}" for what, names in groups.items() if names]
     if wrong:
         written = set(changed) <= REWRITTEN and not groups["missing"] and not groups["not signed"]
         raise SignatureError(
-            f"{folder} is not as it was signed ({'; '.join(wrong)}). Take it again from the one "
-            f"who signed it, or sign it again if the changes are yours.{STALE * written}"
+            f"{files.folder} is not as it was signed ({'; '.join(wrong)}). Take it again from the "
+            f"one who signed it, or sign it again if the changes are yours.{STALE * written}"
         )
-    return signed
+
+
+def _names(files: FolderFiles) -> list[str]:
+    """Return the names of all files but the signature.
+
+    Raises:
+        UsageError: the folder has something else than files in it.
+    """
+    found = [name for name in files.names() if name != SIGNATURE]
+    for name in found:
+        if not (files.folder / name).is_file():
+            raise UsageError(
+                f"{files.folder / name} is not a file; an artifact that is signed has nothing else."
+            )
+    return found
 
 
 def new_key(path: Path) -> Path:
@@ -166,44 +337,51 @@ def new_key(path: Path) -> Path:
     return beside
 
 
-def _message(files: Mapping[str, str]) -> bytes:
-    content = {"artifact": FORMAT, "files": dict(files)}
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file but the signature, by name.
-
-    Raises:
-        UsageError: the folder has something else than files in it.
-    """
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.name == SIGNATURE:
-            continue
-        if not path.is_file():
-            raise UsageError(f"{path} is not a file; an artifact that is signed has nothing else.")
-        found[path.name] = manifests.digest(path)
-    return found
-
-
-def _read(folder: Path) -> tuple[Signed, bytes]:
-    """Read ``manifest.json.sig``: what it covers, and the signature itself."""
+def _read(folder: Path) -> tuple[Message, bytes]:
+    """Read ``manifest.json.sig``: what it says, and the signature itself."""
     path = folder / SIGNATURE
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a file")
         content: Any = json.loads(_bytes(path))
-        files, text, key = content["files"], content["signature"], content["key"]
-        if content["format"] != FORMAT or content["algorithm"] != ALGORITHM:
-            raise ValueError("it is of another format")
-        if not all(isinstance(value, str) for value in (key, text, *files.values())):
+        form = content.pop("format"), content.pop("algorithm")
+        if form != (FORMAT, ALGORITHM):
+            raise ValueError("it is of another format; this version makes and reads format 2")
+        expected = {"signature", *(field.name for field in fields(Message))}
+        if content.keys() != expected:
+            odd = ", ".join(sorted(content.keys() ^ expected))
+            raise ValueError(f"it lacks a field, or has one that is not signed: {odd}")
+        text, listed = content.pop("signature"), content.pop("files")
+        files = {name: SignedFile(**file) for name, file in listed.items()}
+        message = Message(**content, files=files)
+        if not all(isinstance(s, str) for s in (text, message.name, message.version, message.time)):
             raise ValueError("it has a value that is not text")
-        return Signed(path, key, files), base64.b64decode(text, validate=True)
+        if not all(type(f.bytes) is int and type(f.sha256) is str for f in files.values()):
+            raise ValueError("it has a file without a size and a digest")
+        message.moment  # noqa: B018 that there is one
+        return message, base64.b64decode(text, validate=True)
     except FileNotFoundError:
         raise SignatureError(f"{folder} has no {SIGNATURE}: it is not signed.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SignatureError(f"{path} is not a signature of linexport's: {error}.") from None
+
+
+def _public_keys(path: Path) -> dict[Path, Ed25519PublicKey]:
+    """Return the keys that are trusted by their files.
+
+    Raises:
+        UsageError: there is none, or a file is not one.
+    """
+    _require()
+    if not path.is_dir():
+        return {path: _public_key(path)}
+    found = {place: _public_key(place) for place in sorted(path.glob(f"*{PUBLIC}"))}
+    if not found:
+        raise UsageError(
+            f"{path} has no public key; expected files that end in {PUBLIC}, as linexport sign "
+            "--new-key writes them."
+        )
+    return found
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:

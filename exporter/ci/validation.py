@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linexport.artifact import write
+from linexport.artifact.checked import checked_artifact
+from linexport.artifact.signature import Trust
 from linexport.ci import github, junit, outcome, regression
 from linexport.ci.figures import Figures, read_figures, save_figures
 from linexport.ci.meter import Meter
@@ -50,6 +52,7 @@ def validate_and_report(
     progress: Progress,
     execution: Execution = CPU_ONLY,
     record: bool = False,
+    trust: Trust | None = None,
 ) -> tuple[Manifest, list[Change], list[outcome.CheckResult]]:
     """Check an artifact again, beside a baseline too where one is given.
 
@@ -65,6 +68,7 @@ def validate_and_report(
         progress: see there.
         execution: the execution provider.
         record: see ``linexport.validate``.
+        trust: whose artifacts are checked; None for anybody's.
 
     Returns:
         The manifest, the changes beside the baseline, and all checks.
@@ -80,10 +84,11 @@ def validate_and_report(
         )
     before = read_figures(files.baseline) if files.baseline else None
     watch = Stopwatch(progress)
-    manifest, tested = reopen(artifact, source, threads, trust_remote_code, watch, execution)
-    manifest = check_again(manifest, tested, artifact, seed, threads, data, watch)
+    checked = checked_artifact(artifact, trust)
+    tested = reopen(checked, source, threads, trust_remote_code, watch, execution)
+    manifest = check_again(checked, tested, seed, threads, data, watch)
     if record:
-        write_outcome(artifact, manifest)
+        write_outcome(checked, manifest)
     changes: list[Change] = []
     if before is not None or files.new_baseline is not None:
         with watch.stage("measure"):

@@ -12,7 +12,9 @@ from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
     Json,
+    KeyOption,
     Lengths,
+    NewerThan,
     ProviderOption,
     Seed,
     SourceOption,
@@ -20,6 +22,7 @@ from linexport.cli.options import (
     Threads,
     TrustRemoteCode,
     parse_lengths,
+    trust_of,
 )
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
@@ -63,6 +66,8 @@ def bench(
     threads: Threads = 0,
     seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Measure an artifact beside a plain export and eager PyTorch.
@@ -86,6 +91,7 @@ def bench(
             progress=Spinner(quiet=json or output is not None),
             provider=provider,
             strict=strict,
+            trust=trust_of(key, newer_than),
         )
         if work is None or json:
             finish(manifest, artifact, json)

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import ArtifactPath, Json, SourceOption, Threads, TrustRemoteCode
+from linexport.cli.options import (
+    ArtifactPath,
+    Json,
+    KeyOption,
+    NewerThan,
+    SourceOption,
+    Threads,
+    TrustRemoteCode,
+    trust_of,
+)
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError
@@ -43,6 +52,8 @@ def debug(
     ] = None,
     threads: Threads = 0,
     trust_remote_code: TrustRemoteCode = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Find the first layer, token and state at which an artifact differs from its original.
@@ -64,6 +75,7 @@ def debug(
             threads=threads,
             trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json),
+            trust=trust_of(key, newer_than),
         )
         if json:
             print_json(found.json())

@@ -15,9 +15,12 @@ from linexport.cli.options import (
     DEFAULT_TOKENS,
     ArtifactPath,
     Json,
+    KeyOption,
+    NewerThan,
     ProviderOption,
     Strict,
     Threads,
+    trust_of,
 )
 from linexport.cli.output import echo
 from linexport.errors import UsageError
@@ -128,6 +131,8 @@ def generate(
             "obeys; otherwise these are escapes, such as \\x1b.",
         ),
     ] = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     provider: ProviderOption = CPU,
     strict: Strict = False,
     threads: Threads = 0,
@@ -149,7 +154,9 @@ def generate(
             raise UsageError(
                 f"--draft takes one prompt; found {len(prompt)}. Leave out one of both."
             )
-        opened = partial(load, threads=threads, provider=provider, strict=strict)
+        trust_of(key, newer_than)
+        signed = {"key": key, "newer_than": newer_than}
+        opened = partial(load, threads=threads, provider=provider, strict=strict, **signed)
         model = opened(artifact)
         proposals: Draft | None = None
         if draft is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import Json
+from linexport.cli.options import Json, KeyOption, NewerThan, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system.terminal import plain_console
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[str, typer.Argument(help="A source, as for convert, or an artifact folder.")],
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
     html: Annotated[
         Path | None,
@@ -44,7 +46,7 @@ def inspect(
 
         if html is not None:
             check_apart(html, path)
-        found = look(path, drawings=html is not None)
+        found = look(path, drawings=html is not None, trust=trust_of(key, newer_than))
         if html is not None:
             _write(html, found)
         if json:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest.options import ConvertOptions, declared, defaults
 from linexport.targets import providers
+
+if TYPE_CHECKING:
+    from linexport.artifact.signature import Trust
 
 DEFAULT_TOKENS = 128
 """Most tokens of a text where neither the caller nor the model says."""
@@ -63,6 +66,26 @@ Strict = Annotated[
         "CPU.",
     ),
 ]
+KEYS = "LINEXPORT_TRUSTED_KEYS"
+"""Environment variable that is --key where that is not given."""
+
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        envvar=KEYS,
+        help="File of an ed25519 public key, or a folder of such files (.pub): the artifact must "
+        "be as the owner of one of them signed it. Exit 3 if not.",
+    ),
+]
+NewerThan = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="With --key: refuse an artifact that was not signed after that time, such as "
+        "2026-11-28 or 2026-11-28T12:00:00+00:00.",
+    ),
+]
 SourceOption = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +94,19 @@ SourceOption = Annotated[
         "package.module:callable.",
     ),
 ]
+
+
+def trust_of(key: Path | None, newer_than: str | None) -> Trust | None:
+    """Return whose artifacts are used; None for anybody's.
+
+    Raises:
+        UsageError: a time without a key.
+    """
+    from linexport.artifact.signature import Trust
+
+    if key is None and newer_than is not None:
+        raise UsageError("--newer-than is of signatures: give --key too.")
+    return None if key is None else Trust(key, newer_than)
 
 
 def convert_parameters() -> list[inspect.Parameter]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import ArtifactPath, Json
+from linexport.cli.options import ArtifactPath, Json, KeyOption, NewerThan, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
 
@@ -45,6 +45,8 @@ def package(
             "several lengths must be those that the artifact writes from each alone.",
         ),
     ] = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Write an artifact as the folder that another system takes."""
@@ -61,6 +63,7 @@ def package(
             overwrite=overwrite,
             allow_failed=allow_failed,
             prove=prove,
+            trust=trust_of(key, newer_than),
         )
         if json:
             print_json(

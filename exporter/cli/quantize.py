@@ -13,10 +13,13 @@ from linexport.cli.options import (
     ArtifactPath,
     Evaluate,
     Json,
+    KeyOption,
     LowerIsBetter,
     MaxDrop,
+    NewerThan,
     Seed,
     Threads,
+    trust_of,
 )
 from linexport.cli.progress import Spinner
 
@@ -55,6 +58,8 @@ def quantize(
         bool,
         typer.Option("--overwrite", help="Replace an earlier artifact once this one is complete."),
     ] = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Store an artifact's weights in 16, 8 or 4 bits, and prove what that changes.
@@ -79,6 +84,7 @@ def quantize(
             seed=seed,
             overwrite=overwrite,
             progress=Spinner(quiet=json),
+            trust=trust_of(key, newer_than),
         )
         finish(manifest, Path(manifest.artifact), json)
 

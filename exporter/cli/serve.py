@@ -10,7 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded
-from linexport.cli.options import ArtifactPath, ProviderOption, Strict, Threads
+from linexport.cli.options import (
+    ArtifactPath,
+    KeyOption,
+    NewerThan,
+    ProviderOption,
+    Strict,
+    Threads,
+    trust_of,
+)
 from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
@@ -36,6 +44,8 @@ def serve(
             "that are not finished when the server stops."
         ),
     ] = None,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     provider: ProviderOption = CPU,
     strict: Strict = False,
     threads: Threads = 0,
@@ -54,7 +64,9 @@ def serve(
         from linexport.serving.service import Service
 
         address = Address(host, port, read_token(token_file))
-        model = load(artifact, threads=threads, provider=provider, strict=strict)
+        trust_of(key, newer_than)
+        signed = {"key": key, "newer_than": newer_than}
+        model = load(artifact, threads=threads, provider=provider, strict=strict, **signed)
         most = Limits(**limits)
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)

@@ -19,29 +19,36 @@ def sign(
         bool,
         typer.Option("--new-key", help="Make the key first; the public one is beside it, .pub."),
     ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name that is signed; that of the folder if none is given.")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Version of the artifact, which is signed.")] = "",
     json: Json = False,
 ) -> None:
-    """Sign an artifact, so that others can tell that it is yours and unchanged."""
+    """Sign an artifact, so that others can tell that it is yours and unchanged, and how old it is.
+
+    Its name, its version and the time are signed with its files.
+    """
     with guarded(json):
         from linexport.artifact import signature
 
         public = signature.new_key(key) if new_key else None
-        signed = signature.sign(artifact, key)
+        signed = signature.sign(artifact, key, name=name, version=version)
         if json:
             print_json(
                 {
                     "status": "ok",
                     "artifact": str(artifact),
                     "signature": str(signed.file),
-                    "key": signed.key,
                     "public_key": None if public is None else str(public),
-                    "files": dict(signed.files),
+                    **signed.record(),
                 }
             )
             return
         if public is not None:
             echo(f"private key  {key}  keep it secret\npublic key   {public}")
         echo(f"signature    {signed.file}  {len(signed.files)} files, {signed.key}")
+        echo(f"signed as    {signed.described()}")
 
 
 def register(app: typer.Typer) -> None:

@@ -13,12 +13,15 @@ from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
     Json,
+    KeyOption,
+    NewerThan,
     ProviderOption,
     Seed,
     SourceOption,
     Strict,
     Threads,
     TrustRemoteCode,
+    trust_of,
 )
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
@@ -81,6 +84,8 @@ def validate(
             "artifact that is recorded to have failed. Without it the folder stays as it is.",
         ),
     ] = False,
+    key: KeyOption = None,
+    newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
@@ -105,6 +110,7 @@ def validate(
             progress=Spinner(quiet=json),
             execution=Execution(provider, strict),
             record=record,
+            trust=trust_of(key, newer_than),
         )
         if github:
             _annotate(artifact, found, err=json)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import opening
+from linexport.artifact.checked import checked_artifact
 from linexport.conversion.add_records import with_engines_checked, with_status, with_warnings
 from linexport.conversion.publish import write_reports
 from linexport.conversion.revalidate import reopen
@@ -58,12 +57,11 @@ def build(
         BuildError: TensorRT refuses the model, or the library does not compile.
     """
     folder, watch = Path(artifact), Stopwatch(progress or Silent())
-    manifest = manifests.read(folder)
+    with watch.stage("read"):
+        manifest = checked_artifact(folder).manifest
     finish = targets.find_target(manifest.target).finish
     if manifest.prepared is None or finish is None:
         raise UsageError(f"{folder} was not prepared for an engine: {_instead(manifest)}")
-    with watch.stage("read"):
-        opening.check_files(folder, manifest)
     with watch.stage("build"):
         cache = None if timing_cache is None else Path(timing_cache)
         engine = finish(targets.Finishing(folder, manifest, cache))
@@ -82,7 +80,7 @@ def build(
     write_reports(folder, manifest)  # the engine is there, whatever becomes of the comparison
     if not comparable:
         return manifest
-    _, tested = reopen(folder, source, threads, trust_remote_code, watch)
+    tested = reopen(checked_artifact(folder), source, threads, trust_remote_code, watch)
     with watch.stage("engines"):
         manifest = with_status(with_engines_checked(manifest, tested, folder, seed))
     write_reports(folder, manifest)

@@ -14,7 +14,9 @@ import onnx
 from numpy.typing import NDArray
 
 from linexport.artifact import write
+from linexport.artifact.checked import checked_artifact
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.signature import Trust
 from linexport.artifact.temporary import Run
 from linexport.conversion.add_records import with_status
 from linexport.conversion.choose_weights import ChosenWeights, choose
@@ -72,6 +74,7 @@ def quantize(
     progress: Progress | None = None,
     options: ConvertOptions | None = None,
     original: LoadedModel | None = None,
+    trust: Trust | None = None,
 ) -> Manifest:
     """Write a copy of a checked float32 artifact whose weights take fewer bits.
 
@@ -93,6 +96,7 @@ def quantize(
         progress: shown the stages.
         options: those of the conversion that this is part of, for the manifest.
         original: the model in PyTorch; half precision is compared with its own, too.
+        trust: whose artifacts are taken; None for anybody's.
 
     Returns:
         The manifest of the new artifact, with a ``quantisation`` record. Its ``status`` is
@@ -109,7 +113,8 @@ def quantize(
     check_place(place, overwrite, source)
     watch = Stopwatch(progress or Silent())
     with watch.stage("read"):
-        opened = unopened(source, threads)
+        checked = checked_artifact(source, trust)
+        opened = unopened(checked, threads)
         _check(opened)
         if options is None:  # else it was said of the whole conversion
             size = forecast.ModelSize(model_bytes(opened.manifest.files))
@@ -156,6 +161,7 @@ def quantize(
             stages=stages,
             options=options or manifest.options,
         )
+        checked.check_unchanged()
         return publish(folder, place, with_status(manifest))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from linexport import manifest as manifests
 from linexport import parity, targets
-from linexport.artifact import opening
-from linexport.artifact.signature import SIGNATURE
+from linexport.artifact.checked import CheckedArtifact, checked_artifact
+from linexport.artifact.signature import SIGNATURE, Trust
 from linexport.conversion.add_records import (
     Measuring,
     placement_of,
@@ -29,7 +29,6 @@ from linexport.conversion.predictor import with_predictor_checked
 from linexport.conversion.publish import write_reports
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.errors import UsageError
-from linexport.graph.interface import check_interface
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
@@ -57,6 +56,7 @@ def validate(
     provider: str = providers.CPU,
     strict: bool = False,
     record: bool = False,
+    trust: Trust | None = None,
 ) -> Manifest:
     """Check an artifact against its original again.
 
@@ -75,6 +75,7 @@ def validate(
         strict: see there.
         record: write the outcome to the artifact's manifest and report. One that failed is then
             marked, and ``load`` refuses it.
+        trust: whose artifacts are checked; None for anybody's.
 
     Returns:
         The manifest with the outcome, whose ``placement`` says what the provider ran.
@@ -83,31 +84,33 @@ def validate(
         UsageError: not an artifact, or the source is missing, not the one it was made from, or has
             other weights; an unknown provider, or one that does not open artifacts of this target.
         NothingComparedError: the original gives nothing to compare with.
+        SignatureError: it is not as one who is trusted signed it.
         EnvironmentProblemError: the provider cannot run it; see ``linexport.load``.
     """
     watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
-    manifest, tested = reopen(Path(artifact), source, threads, trust_remote_code, watch, execution)
-    found = check_again(manifest, tested, Path(artifact), seed, threads, data, watch)
+    checked = checked_artifact(Path(artifact), trust)
+    tested = reopen(checked, source, threads, trust_remote_code, watch, execution)
+    found = check_again(checked, tested, seed, threads, data, watch)
     if record:
-        write_outcome(Path(artifact), found)
+        write_outcome(checked, found)
     return found
 
 
 def check_again(
-    manifest: Manifest,
+    checked: CheckedArtifact,
     tested: parity.ModelUnderTest,
-    folder: Path,
     seed: int,
     threads: int,
     data: str | Path | None,
     watch: Stopwatch,
 ) -> Manifest:
     """Check an artifact that is open, and write nothing; see ``validate``."""
+    manifest, folder = checked.manifest, checked.folder
     memory_map_weights(tested.loaded)
     # First of all: what a provider does not run need not be compared.
     manifest = replace(manifest, placement=placement_of(tested))
     if manifest.quantisation is not None:
-        return _validate_quantised(manifest, tested, folder, data, threads, seed, watch)
+        return _validate_quantised(checked, manifest, tested, data, threads, seed, watch)
     if data is not None:
         raise UsageError(
             "--data is text that a quantised artifact is compared on; this one is not."
@@ -172,9 +175,9 @@ def _with_predictor_checked(
 
 
 def _validate_quantised(
+    checked: CheckedArtifact,
     manifest: Manifest,
     tested: parity.ModelUnderTest,
-    folder: Path,
     data: str | Path | None,
     threads: int,
     seed: int,
@@ -184,6 +187,7 @@ def _validate_quantised(
 
     The head for multi-token prediction stays in float32, and is compared as always.
     """
+    folder = checked.folder
     with watch.stage("compare"):
         text = None if data is None else Path(data)
         manifest = with_quantisation_checked(manifest, tested, folder, text, threads, seed)
@@ -205,6 +209,7 @@ def bench(
     progress: Progress | None = None,
     provider: str = providers.CPU,
     strict: bool = False,
+    trust: Trust | None = None,
 ) -> Manifest:
     """Measure an artifact beside its baselines again, and write the outcome to its manifest.
 
@@ -214,7 +219,9 @@ def bench(
     """
     folder = Path(artifact)
     watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
-    manifest, tested = reopen(folder, source, threads, trust_remote_code, watch, execution)
+    found = checked_artifact(folder, trust)
+    tested = reopen(found, source, threads, trust_remote_code, watch, execution)
+    manifest = found.manifest
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
@@ -222,12 +229,14 @@ def bench(
             manifest = with_measurements(manifest, tested, folder, how)
         else:
             manifest = with_throughput(manifest, tested, folder, workload, how)
-    write_outcome(folder, manifest)
+    write_outcome(found, manifest)
     return manifest
 
 
-def write_outcome(folder: Path, manifest: Manifest) -> None:
+def write_outcome(checked: CheckedArtifact, manifest: Manifest) -> None:
     """Write the reports; a signature that was there does not hold for other ones."""
+    folder = checked.folder
+    checked.check_unchanged()
     before = _reports(folder)
     write_reports(folder, manifest)
     if (folder / SIGNATURE).exists() and _reports(folder) != before:
@@ -245,23 +254,20 @@ def _reports(folder: Path) -> list[bytes]:
 
 
 def reopen(
-    folder: Path,
+    checked: CheckedArtifact,
     source: str | Path | LoadedModel | None,
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
     execution: Execution = CPU_ONLY,
-) -> tuple[Manifest, parity.ModelUnderTest]:
+) -> parity.ModelUnderTest:
     """Open an artifact, also one that failed a check, beside its original.
 
     Arguments and errors are those of ``validate``; ``watch`` is shown the stage, and ``execution``
     is the provider.
     """
-    manifest = manifests.read(folder)
+    manifest, folder = checked.manifest, checked.folder
     with watch.stage("load"):
-        opening.check_files(folder, manifest)
-        graph = opening.checked_graph(folder / MODEL)
-        check_interface(manifest, graph, str(folder / manifests.MANIFEST))
         loaded = _original(manifest, source, trust_remote_code)
         target = targets.find_target(manifest.target)
         execution.check_target(target.name, target.deploy is not None)
@@ -283,7 +289,7 @@ def reopen(
         return open_changed(folder / MODEL, change, open_session)
 
     tested = model_under_test(manifest, loaded, open_session, None, open_tower, changed)
-    return manifest, replace(tested, execution=execution)
+    return replace(tested, execution=execution)
 
 
 def _original(

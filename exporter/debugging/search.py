@@ -15,6 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport import parity, targets, trace
+from linexport.artifact.checked import checked_artifact
+from linexport.artifact.signature import Trust
 from linexport.conversion.revalidate import reopen
 from linexport.conversion.stages import Checks
 from linexport.debugging.cut import cut
@@ -84,6 +86,7 @@ def debug(
     threads: int = 0,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
+    trust: Trust | None = None,
 ) -> Differences:
     """Find the first value, token and state of an artifact that differ from its original.
 
@@ -102,12 +105,16 @@ def debug(
         threads: 0 for the runtime's choice.
         trust_remote_code: run Python code that the source brings along.
         progress: shown the stages.
+        trust: whose artifacts are searched; None for anybody's.
 
     Raises:
         UsageError: not an artifact, or the source is missing or not the one it was made from.
+        SignatureError: it is not as one who is trusted signed it.
     """
     folder, watch = Path(artifact), Stopwatch(progress or Silent())
-    manifest, tested = reopen(folder, source, threads, trust_remote_code, watch)
+    checked = checked_artifact(folder, trust)
+    manifest = checked.manifest
+    tested = reopen(checked, source, threads, trust_remote_code, watch)
     tested = Checks(relative=tolerance).applied(tested)
     if manifest.quantisation is not None:
         raise UsageError(
@@ -138,6 +145,7 @@ def debug(
             times = node_times(folder / MODEL, inputs.fed, threads, native)
             graph = external_data.read_graph(folder / MODEL).graph.name
             write_overlay(Path(overlay), graph, times, errors(both))
+    checked.check_unchanged()
     return found
 
 

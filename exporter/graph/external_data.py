@@ -8,13 +8,15 @@ values are beside it in a mapping, where possible in the memory of the model its
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import SEEK_END, BytesIO
 from math import prod
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from linexport.system import memory
 
@@ -89,14 +91,40 @@ def externals_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
-def read_graph(path: Path) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file that was read.
+
+    Attributes:
+        content: of the file.
+        folder: of it, where files with weights are.
+    """
+
+    content: bytes
+    folder: Path
+
+
+ModelSource = Path | bytes | ModelFile
+"""A model: its file, a serialised model, or a file that was read."""
+
+
+def read_graph(file: Path | ModelFile) -> onnx.ModelProto:
     """Read a file that ``save`` wrote, without the weights that follow the graph there."""
-    return onnx.load_from_string(b"".join(_parts(path, following=False)))
+    return onnx.load_from_string(b"".join(_parts(file, following=False)))
 
 
-def with_graph(path: Path, model: onnx.ModelProto) -> bytes:
+def read_whole(file: Path | ModelFile) -> onnx.ModelProto:
+    """Read a file with all its weights."""
+    if isinstance(file, Path):
+        return onnx.load_model(str(file))
+    model = onnx.load_from_string(file.content)
+    external_data_helper.load_external_data_for_model(model, str(file.folder))
+    return model
+
+
+def with_graph(file: Path | ModelFile, model: onnx.ModelProto) -> bytes:
     """Return the file that ``read_graph`` read with another graph, its large weights unchanged."""
-    return b"".join([model.SerializeToString(), *_parts(path, following=True)])
+    return b"".join([model.SerializeToString(), *_parts(file, following=True)])
 
 
 def save_with_graph(path: Path, model: onnx.ModelProto, copy: Path) -> None:
@@ -153,11 +181,12 @@ def _unpacked_bytes(tensor: TensorProto) -> int:
     return prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-def _parts(path: Path, following: bool) -> Iterator[bytes]:
+def _parts(model: Path | ModelFile, following: bool) -> Iterator[bytes]:
     """Yield the fields of a model file: its graphs after the first, or all others."""
-    size = path.stat().st_size
     graphs = 0
-    with path.open("rb") as file:
+    with model.open("rb") if isinstance(model, Path) else BytesIO(model.content) as file:
+        size = file.seek(0, SEEK_END)
+        file.seek(0)
         while file.tell() < size:
             start = file.tell()
             tag = _varint(file)

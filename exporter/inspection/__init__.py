@@ -5,38 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 
 from linexport import manifest as manifests
-from linexport.artifact import opening
+from linexport.artifact import opening, signature
+from linexport.artifact.folder_files import FolderFiles
+from linexport.artifact.signature import Trust
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.inspection.ops import linexport_ops
 from linexport.manifest.inspected import ArtifactInspection, SourceInspection
 
 
-def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | ArtifactInspection:
+def inspect(
+    path: str | Path, *, drawings: bool = False, trust: Trust | None = None
+) -> SourceInspection | ArtifactInspection:
     """Describe an artifact folder, or a source as it would be converted.
 
     Args:
         path: the folder or source.
         drawings: with the graph around each match before and after, and around each unmatched
             candidate.
+        trust: whose artifacts are described; None for anybody's. Sources are not signed.
 
     Returns:
         A record; its ``to_json`` is what ``inspect --json`` prints.
 
     Raises:
         LinexportError: neither can be read; see ``load_model``, ``trace`` and ``checked_graph``.
+        SignatureError: the artifact is not as one who is trusted signed it.
     """
     folder = Path(path)
     if manifests.has_manifest(folder):  # a damaged one is an error that says how
-        return _artifact(folder)
+        return _artifact(folder, trust)
     from linexport.inspection.source import inspect_source  # PyTorch, which artifacts do without
 
     return inspect_source(path, drawings)
 
 
-def _artifact(folder: Path) -> ArtifactInspection:
-    manifest = manifests.read(folder)
+def _artifact(folder: Path, trust: Trust | None) -> ArtifactInspection:
+    files = FolderFiles(folder)
+    if trust is not None:
+        signature.check(files, trust)
+    manifest = opening.read_manifest(files)
     try:
-        model = opening.checked_graph(folder / manifests.MODEL)
+        model = opening.read_graph(files, manifests.MODEL)
     except EnvironmentProblemError as error:
         raise UsageError(f"{folder} cannot be read. {error}") from None
     return ArtifactInspection(manifest, linexport_ops(model))

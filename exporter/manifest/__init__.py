@@ -1,7 +1,14 @@
 """The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
 
 from linexport.manifest.file_names import DATA, LANGUAGE_FILES, MANIFEST, MODEL, REPORT
-from linexport.manifest.folder import describe_files, digest, has_manifest, is_artifact, read
+from linexport.manifest.folder import (
+    describe_files,
+    digest,
+    has_manifest,
+    is_artifact,
+    parse,
+    read,
+)
 from linexport.manifest.json_text import dumps
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.records import FORMAT, Manifest
@@ -22,6 +29,7 @@ __all__ = [
     "from_json",
     "has_manifest",
     "is_artifact",
+    "parse",
     "read",
     "to_json",
 ]

@@ -48,12 +48,24 @@ def read(folder: Path) -> Manifest:
             raise ValueError("it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        value = json_text.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_bytes(), path)
     except FileNotFoundError:
         raise UsageError(
             f"{folder} has no {MANIFEST}; expected an artifact made by linexport convert."
         ) from None
     except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
+
+
+def parse(content: bytes, path: Path) -> Manifest:
+    """Return the manifest that the content of a file is.
+
+    Raises:
+        UsageError: it is not one this version reads.
+    """
+    try:
+        value = json_text.loads(content.decode("utf-8"))
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
     return from_json(value, str(path))
 

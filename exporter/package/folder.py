@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from linexport import manifest as manifests
-from linexport.artifact import opening, write
+from linexport.artifact import write
+from linexport.artifact.checked import checked_artifact
+from linexport.artifact.signature import Trust
 from linexport.errors import ParityError, UsageError
-from linexport.graph.interface import check_interface
 from linexport.package import proving
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.standalone import rename_records
@@ -30,6 +31,7 @@ def package(
     overwrite: bool = False,
     allow_failed: bool = False,
     prove: bool = False,
+    trust: Trust | None = None,
 ) -> Packaged:
     """Write an artifact as the folder that another system takes.
 
@@ -42,18 +44,18 @@ def package(
         overwrite: replace what was packaged before.
         allow_failed: package an artifact that failed a check, and mark it.
         prove: run the package in its own runtime, see ``linexport.package.proving``.
+        trust: whose artifacts are packaged; None for anybody's.
 
     Raises:
         UsageError: no such artifact or option, a name that cannot be, an output with other things
             in it, or a model that the destination cannot hold, or cannot prove.
         ParityError: the artifact failed a check, or the package does not write its texts.
+        SignatureError: it is not as one who is trusted signed it.
         EnvironmentProblemError: the runtime to prove it in is not installed.
     """
     source, place, given = Path(artifact), Path(output), dict(options or {})
-    manifest = manifests.read(source)
-    opening.check_files(source, manifest)
-    graph = opening.checked_graph(source / manifests.MODEL)
-    check_interface(manifest, graph, str(source / manifests.MANIFEST))
+    checked = checked_artifact(source, trust)
+    manifest = checked.manifest
     if manifest.status != "ok" and not allow_failed:
         raise ParityError(
             f"{source} {manifest.failure}; see {source / manifests.REPORT}. Pass "
@@ -96,6 +98,7 @@ def package(
             "proof": packaged.proof,
         }
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        checked.check_unchanged()
         write.publish(folder, place)
     return packaged
 

@@ -18,12 +18,11 @@ from onnx import helper, numpy_helper
 
 from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import opening
+from linexport.artifact.checked import CheckedArtifact
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run, open_written
 from linexport.errors import ParityError
 from linexport.graph import external_data
-from linexport.graph.interface import check_interface
 from linexport.graph.outputs import with_outputs
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import DATA
@@ -140,19 +139,16 @@ class OnDemand:
         return self._session.run(inputs)
 
 
-def unopened(folder: Path, threads: int) -> Artifact:
-    """Return an artifact whose files were checked as ``load`` does, opened when it is first run.
+def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
+    """Return an artifact that is opened when it is first run.
 
     Raises:
-        UsageError, ParityError: see ``load``.
+        ParityError: it failed a check.
     """
-    manifest = manifests.read(folder)
+    folder, manifest = checked.folder, checked.manifest
     if manifest.status != "ok":
         raise ParityError(f"{folder} {manifest.failure}; see {folder / manifests.REPORT}.")
-    opening.check_files(folder, manifest)
-    graph = opening.checked_graph(folder / manifests.MODEL)
-    check_interface(manifest, graph, str(folder / manifests.MANIFEST))
-    ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
+    ranges = {i.name: index_range(checked.graph, i.name) for i in manifest.inputs}
     return Artifact(
         folder,
         manifest,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # help lists the targets, and answers without these
     import onnx
 
     from linexport.graph.dims import DimRange
+    from linexport.graph.external_data import ModelSource
     from linexport.targets.lowering import Candidates
     from linexport.targets.ort_memory import OrtMemory
 
@@ -217,8 +218,8 @@ class Target:
     Attributes:
         name: as users choose it.
         candidates: lowerings of each op that are correct there, best first.
-        open: opens the ONNX model, from its file or its bytes, for running here; its keywords are
-            those of ``OrtSession``.
+        open: opens the ONNX model, from its file or what was read of it, for running here; its
+            keywords are those of ``OrtSession``.
         prepare: changes the graph before its ops are lowered.
         configure: the target with the user's options applied to it.
         bound: narrows the ranges of dynamic dimensions to what an engine can be built for.
@@ -248,7 +249,7 @@ class OrtSession:
     """A model in ONNX Runtime.
 
     Args:
-        model: a file, or a serialised model.
+        model: a file, a serialised model, or a file that was read.
         threads: number of threads, 0 for ONNX Runtime's choice.
         taking_turns: threads sleep when a call ends. By default they spin for a while in wait of
             the next call, and so slow other sessions that take turns with this one: on two cores,
@@ -277,7 +278,7 @@ class OrtSession:
 
     def __init__(
         self,
-        model: Path | bytes,
+        model: ModelSource,
         threads: int = 0,
         taking_turns: bool = False,
         execution: Execution = CPU_ONLY,

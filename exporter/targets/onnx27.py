@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import onnx
 from onnx import defs, version_converter
 
 from linexport.errors import BuildError
+from linexport.graph.external_data import ModelSource
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import multiplied_out, view
 from linexport.plugins.ops.op import Node
@@ -75,7 +75,7 @@ def _since(op_type: str, version: int) -> int:
     return int(defs.get_schema(op_type, version, "").since_version)
 
 
-def open_session(model: Path | bytes, **keywords: Any) -> OrtSession:
+def open_session(model: ModelSource, **keywords: Any) -> OrtSession:
     """Open in ONNX Runtime, as ``OrtSession`` does, with its check for released opsets off."""
     saved = os.environ.get(UNRELEASED)
     os.environ[UNRELEASED] = "0"

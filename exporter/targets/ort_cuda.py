@@ -25,12 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import onnx
 
 from linexport.errors import UnsupportedModelError, UsageError
+from linexport.graph.external_data import ModelSource
 from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.description import LAUNCH, Description
 from linexport.plugins.kernels.launch import TYPES
@@ -239,7 +239,7 @@ def _written(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
     return parser_form.parsable(with_layers(options, lowered)) if options.sms else lowered
 
 
-def _open(model: Path | bytes, **keywords: Any) -> InferenceSession:
+def _open(model: ModelSource, **keywords: Any) -> InferenceSession:
     """Open a model; one in bfloat16, which no CPU kernels take, is widened on the CPU."""
     on_cpu = keywords.get("execution", CPU_ONLY).provider == CPU
     return by_rows((open_here if on_cpu else OrtSession)(model, **keywords))

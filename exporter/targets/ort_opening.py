@@ -12,19 +12,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
+from linexport.graph.external_data import ModelSource
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.targets import definitions, ort_graphs, placement
 from linexport.targets.kept_logits import with_kept_logits
-from linexport.targets.ort_options import changed_graph, with_graph
+from linexport.targets.ort_options import changed_graph, given
 from linexport.targets.providers import CPU, CUDA, Execution
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Opened:
 
 
 def opened(
-    model: Path | bytes,
+    model: ModelSource,
     options: Options,
     threads: int,
     execution: Execution,
@@ -59,22 +59,20 @@ def opened(
     logits: str | None = None,
 ) -> Opened:
     """Open a model; arguments and errors are those of ``OrtSession``."""
-    source: bytes | str = model if isinstance(model, bytes) else str(model)
     if execution.provider != CPU:
-        return _on_provider(source, options, threads, execution)
+        return _on_provider(model, options, threads, execution)
     if native:
         found = _tried(
-            "by the CPU library", lambda: _by_cpu_library(source, options(), threads, logits)
+            "by the CPU library", lambda: _by_cpu_library(model, options(), threads, logits)
         )
         if found is not None:
             return found
-    kept, chosen = partial(_keeping, logits=logits), options()
+    kept = partial(_keeping, logits=logits)
     try:
-        return Opened(_on_cpu(with_graph(source, chosen, kept) if logits else source, chosen))
+        return Opened(_on_cpu(changed_graph(model, kept)[0] if logits else model, options()))
     except NotImplemented:
-        chosen = options()
-        defined = with_graph(source, chosen, lambda model: definitions.defined(kept(model)))
-        return Opened(_on_cpu(defined, chosen))
+        defined = changed_graph(model, lambda graph: definitions.defined(kept(graph)))[0]
+        return Opened(_on_cpu(defined, options()))
 
 
 def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
@@ -85,17 +83,16 @@ def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
         return None
 
 
-def _on_cpu(source: bytes | str, options: Any) -> Any:
-    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
+def _on_cpu(model: ModelSource, options: Any) -> Any:
+    return onnxruntime.InferenceSession(given(model, options), options, [ORT_CPU])
 
 
 def _by_cpu_library(
-    source: bytes | str, options: Any, threads: int, logits: str | None
+    model: ModelSource, options: Any, threads: int, logits: str | None
 ) -> Opened | None:
     if not cpu_library.register(options, threads):
         return None
-    change = partial(_for_cpu_library, logits=logits)
-    changed = with_graph(source, options, change)
+    changed = changed_graph(model, partial(_for_cpu_library, logits=logits))[0]
     return Opened(_on_cpu(changed, options), native=True)
 
 
@@ -112,19 +109,18 @@ def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelPr
 
 
 def _on_provider(
-    source: bytes | str, options: Options, threads: int, execution: Execution
+    model: ModelSource, options: Options, threads: int, execution: Execution
 ) -> Opened:
     adapted = partial(placement.adapted, provider=execution.provider)
-    given, graph, settings = changed_graph(source, adapted)
+    changed, graph = changed_graph(model, adapted)
 
     def opening(native: bool, captures: bool) -> Opened:
         chosen = options()
-        for name, value in settings.items():
-            chosen.add_session_config_entry(name, value)
         if native:
             cuda_library.register(chosen)
         more = ort_graphs.SETTING if captures else {}
-        inner, found = placement.open_placed(given, graph, chosen, execution, threads, more)
+        source = given(changed, chosen)
+        inner, found = placement.open_placed(source, graph, chosen, execution, threads, more)
         return Opened(inner, native, captures, found)
 
     *ways, last = _ways(graph) if execution.provider == CUDA else [(False, False)]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
+    from linexport.graph.external_data import ModelSource
+
 EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
@@ -19,27 +21,26 @@ Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
 """Returns the graph to run, or the very one that it is given."""
 
 
-def with_graph(source: bytes | str, options: Any, change: Change) -> bytes | str:
-    """Return a model with another graph; weights beside the file stay there.
+def given(source: ModelSource, options: Any) -> bytes | str:
+    """Return a model as ONNX Runtime takes it.
 
     Args:
-        source: a file, or a serialised model.
+        source: a file, a serialised model, or a file that was read.
         options: of the session; they get the folder of external weights.
-        change: of the graph.
     """
-    changed, _, settings = changed_graph(source, change)
-    for name, value in settings.items():
-        options.add_session_config_entry(name, value)
-    return changed
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, Path):
+        return str(source)
+    options.add_session_config_entry(EXTERNAL_WEIGHTS, str(source.folder.resolve()))
+    return source.content
 
 
-def changed_graph(
-    source: bytes | str, change: Change
-) -> tuple[bytes | str, onnx.ModelProto, dict[str, str]]:
-    """Return a model with another graph, that graph, and the settings of sessions that open it.
+def changed_graph(source: ModelSource, change: Change) -> tuple[ModelSource, onnx.ModelProto]:
+    """Return a model with another graph, and that graph; weights in other files stay there.
 
     Args:
-        source: a file, or a serialised model.
+        source: see ``given``.
         change: of the graph.
     """
     import onnx
@@ -48,14 +49,14 @@ def changed_graph(
 
     if isinstance(source, bytes):
         changed = change(onnx.load_from_string(source))
-        return changed.SerializeToString(), changed, {}
-    path = Path(source)
-    graph = external_data.read_graph(path)
+        return changed.SerializeToString(), changed
+    graph = external_data.read_graph(source)
     changed = change(graph)
     if changed is graph:
-        return source, graph, {}
-    settings = {EXTERNAL_WEIGHTS: str(path.resolve().parent)}
-    return external_data.with_graph(path, changed), changed, settings
+        return source, graph
+    folder = source.parent if isinstance(source, Path) else source.folder
+    content = external_data.with_graph(source, changed)
+    return external_data.ModelFile(content, folder), changed
 
 
 def write_profile(options: Any, folder: Path) -> None:

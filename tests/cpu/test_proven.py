@@ -15,6 +15,7 @@ import torch
 
 import linexport
 from linexport import manifest as manifests
+from linexport.artifact.checked import checked_artifact
 from linexport.conversion.revalidate import reopen
 from linexport.manifest import MODEL, Manifest, dumps, to_json
 from linexport.manifest.proof import LibraryRecord
@@ -78,7 +79,7 @@ def test_a_library_that_differed_is_not_what_is_timed(
     watch = Stopwatch(Silent())
     for passed in (True, False):
         manifest = stated(artifact, LibraryRecord("functions", passed, version="0123"))
-        _, tested = reopen(artifact, factories.source("small"), 1, False, watch)
+        tested = reopen(checked_artifact(artifact), factories.source("small"), 1, False, watch)
         settings = Settings(warmup=1, repeats=1, threads=1)
         bench = Bench(tested, artifact / MODEL, "ort", manifest.trusts_library, artifact, settings)
         assert bench.opened().native is passed
@@ -124,7 +125,7 @@ def tested(converted: Callable[..., Path], factories: SimpleNamespace) -> ModelU
     """The small model, opened by its functions."""
     folder = converted("small")
     watch = Stopwatch(Silent())
-    _, found = reopen(folder, factories.source("small"), 1, False, watch)
+    found = reopen(checked_artifact(folder), factories.source("small"), 1, False, watch)
     chosen = ChosenSizes(lengths=(1, 37), batches=(2,))
     return replace(found, open=lambda: OrtSession(folder / MODEL, 1), chosen=chosen)
 

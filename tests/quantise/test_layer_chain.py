@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from linexport.artifact.checked import checked_artifact
 from linexport.graph.bottlenecks import bottlenecks
 from linexport.graph.outputs import with_outputs
 from linexport.manifest import MODEL
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def model(converted: Callable[..., Path]) -> FloatModel:
     folder = converted("language_model")
-    return FloatModel.of(unopened(folder, 1), folder / MODEL, 1)
+    return FloatModel.of(unopened(checked_artifact(folder), 1), folder / MODEL, 1)
 
 
 def cuts(model: FloatModel, quantiser: Quantiser) -> list[str]:

@@ -34,6 +34,20 @@ def data_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     return sorted({path.parent / entry["location"] for _, entry in _entries(model)})
 
 
+def external_sizes(model: onnx.ModelProto) -> dict[str, int]:
+    """Return how many bytes of each file with external data are read, by its location.
+
+    Raises:
+        UnsupportedModelError: see ``stored_bytes``.
+    """
+    found: dict[str, int] = {}
+    for tensor, entry in _entries(model):
+        end = int(entry.get("offset") or 0) + stored_bytes(tensor)
+        location = entry.get("location", "")
+        found[location] = max(found.get(location, 0), end)
+    return found
+
+
 def digest(path: Path, files: Sequence[Path]) -> str:
     """SHA-256 of the file; where data lie beside it, of the digests of all of them in turn."""
     own = sha256(path)

@@ -41,10 +41,19 @@ def skeleton(path: Path) -> onnx.ModelProto:
         if path.stat().st_size == 0:
             return onnx.ModelProto()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return onnx.ModelProto.FromString(bytes(_without(data, 0, len(data), _VALUES)))
+            return skeleton_of(data)
 
 
-def _without(data: mmap.mmap, start: int, stop: int, field: Sequence[int]) -> bytearray:
+def skeleton_of(data: mmap.mmap | bytes) -> onnx.ModelProto:
+    """Read the content of a file as ``skeleton`` does; errors are its.
+
+    Raises:
+        DecodeError: it is not one of protocol buffers.
+    """
+    return onnx.ModelProto.FromString(bytes(_without(data, 0, len(data), _VALUES)))
+
+
+def _without(data: mmap.mmap | bytes, start: int, stop: int, field: Sequence[int]) -> bytearray:
     """Copy the message at ``data[start:stop]``, less long fields at the end of a path."""
     kept = bytearray()
     number, *inner = field
@@ -57,7 +66,7 @@ def _without(data: mmap.mmap, start: int, stop: int, field: Sequence[int]) -> by
     return kept
 
 
-def _fields(data: mmap.mmap, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(data: mmap.mmap | bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield key, begin, begin of the content and end of each field."""
     while start < stop:
         key, content = _decoded(data, start, stop)
@@ -77,7 +86,7 @@ def _fields(data: mmap.mmap, start: int, stop: int) -> Iterator[tuple[int, int, 
         start = end
 
 
-def _decoded(data: mmap.mmap, start: int, stop: int) -> tuple[int, int]:
+def _decoded(data: mmap.mmap | bytes, start: int, stop: int) -> tuple[int, int]:
     """Read an integer, seven bits a byte, the lowest first; return it and where it ends."""
     value = 0
     for shift, place in zip(range(0, 64, 7), range(start, stop), strict=False):

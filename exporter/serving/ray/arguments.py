@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from linexport.artifact.signature import Trust
 from linexport.errors import UsageError
 from linexport.serving.limits import LEAST, Limits
 
@@ -26,6 +27,9 @@ class Arguments(BaseModel):
         hosts: names by which the server is called, beside those of its own machine; ``*`` for any.
             With a token, any.
         park: folder of parked sequences.
+        key: public key, or folder of such keys, of those whose artifacts are opened; None for
+            anybody's.
+        newer_than: with a key: a time after which the artifact must have been signed.
         limits: those of slots, queues and memory are of one replica.
     """
 
@@ -39,6 +43,8 @@ class Arguments(BaseModel):
     token_file: Path | None = None
     hosts: tuple[str, ...] = ()
     park: Path | None = None
+    key: Path | None = None
+    newer_than: str | None = None
     limits: Limits = Limits()
 
     @classmethod
@@ -54,6 +60,11 @@ class Arguments(BaseModel):
             first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"])) or "args"
         raise UsageError(f"{name}: {first['msg']}; found {first['input']!r}.")
+
+    @property
+    def trust(self) -> Trust | None:
+        """Return whose artifacts are opened."""
+        return None if self.key is None else Trust(self.key.absolute(), self.newer_than)
 
     @model_validator(mode="before")
     @classmethod

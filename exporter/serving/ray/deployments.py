@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from linexport import manifest as manifests
-from linexport.artifact.opening import check_files
+from linexport.artifact.checked import checked_artifact
+from linexport.artifact.signature import Trust
 from linexport.manifest import Manifest
 from linexport.manifest.records import FileRecord
 from linexport.serving.http.application import Application
@@ -40,14 +41,14 @@ class Folder:
     verified: Mapping[str, FileRecord]
 
     @classmethod
-    def open(cls, path: Path) -> Folder:
+    def open(cls, path: Path, trust: Trust | None) -> Folder:
         """Return a folder whose files were verified.
 
         Raises:
             UsageError: not an artifact, or one that is damaged.
+            SignatureError: it is not as one who is trusted signed it.
         """
-        manifest = manifests.read(path)
-        check_files(path, manifest)
+        manifest = checked_artifact(path, trust).manifest
         return cls(path, manifest, manifest.files)
 
 
@@ -64,7 +65,7 @@ class Gateway:
     def __init__(self, models: DeploymentHandle, arguments: Arguments, token: str | None) -> None:
         limits = arguments.limits
         service = Service(
-            Folder.open(arguments.artifact),
+            Folder.open(arguments.artifact, arguments.trust),
             Remote(models, limits),
             arguments.name or arguments.artifact.resolve().name,
             limits,
@@ -125,4 +126,5 @@ def application(arguments: Arguments) -> serve.Application:
         graceful_shutdown_timeout_s=limits.grace_seconds,
     )
     token = None if arguments.token_file is None else read_token(arguments.token_file)
-    return gateway.bind(models.bind(folder, arguments.threads, limits), arguments, token)
+    model = models.bind(folder, arguments.threads, limits, arguments.trust)
+    return gateway.bind(model, arguments, token)

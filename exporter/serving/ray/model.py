@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport.artifact import Artifact, StreamState, load
+from linexport.artifact.signature import Trust
 from linexport.serving.channel import Channel
 from linexport.serving.computing import LocalComputing
 from linexport.serving.limits import Limits
@@ -51,10 +52,14 @@ class ReplicaModel:
         folder: of the artifact.
         threads: of its runtime.
         limits: of the replica.
+        trust: whose artifacts are opened, also when a replica starts again; None for anybody's.
     """
 
-    def __init__(self, folder: Path, threads: int, limits: Limits) -> None:
-        artifact = load(folder, threads=threads)
+    def __init__(
+        self, folder: Path, threads: int, limits: Limits, trust: Trust | None = None
+    ) -> None:
+        signed = {} if trust is None else {"key": trust.key, "newer_than": trust.newer_than}
+        artifact = load(folder, threads=threads, **signed)
         most = replace(limits, buffer=UNLIMITED)
         self._local = LocalComputing(artifact, most)
         self._service = Service(artifact, self._local, "", most)

@@ -13,7 +13,6 @@ would take for zero or infinity keeps its operation in float32: an epsilon stays
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -202,7 +201,7 @@ class _Rewrite:
         self.nodes.append(cast)
 
 
-def open_here(model: Path | bytes, **keywords: Any) -> OrtSession:
+def open_here(model: external_data.ModelSource, **keywords: Any) -> OrtSession:
     """Open the ONNX model in ONNX Runtime, as ``OrtSession`` does.
 
     ONNX Runtime has no CPU kernels of bfloat16: such a model is run with its rounded weights in
@@ -213,7 +212,7 @@ def open_here(model: Path | bytes, **keywords: Any) -> OrtSession:
     else:
         graph = external_data.read_graph(model)
     if _has_bfloat16(graph):
-        whole = graph if isinstance(model, bytes) else onnx.load_model(str(model))
+        whole = graph if isinstance(model, bytes) else external_data.read_whole(model)
         widen(whole)
         model = whole.SerializeToString()
     return OrtSession(model, **keywords)
