@@ -64,8 +64,8 @@ class SignedFile:
 
 
 @dataclass(frozen=True)
-class Message:
-    """What is signed.
+class SignedMessage:
+    """The content that is signed.
 
     Attributes:
         name: of the artifact, as its signer calls it.
@@ -98,7 +98,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Signed(Message):
+class Signed(SignedMessage):
     """A signature that was made or found to hold.
 
     Attributes:
@@ -168,7 +168,7 @@ def sign(folder: Path, key: Path, *, name: str | None = None, version: str = "")
             )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     covered = {n: SignedFile(files.size(n), files.digest(n)) for n in _names(files)}
-    message = Message(called, version, now, covered)
+    message = SignedMessage(called, version, now, covered)
     content = {
         "format": FORMAT,
         "algorithm": ALGORITHM,
@@ -223,8 +223,8 @@ def check(files: FolderFiles, trust: Trust) -> Signed:
     )
 
 
-def _shallow(message: Message) -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in fields(Message)}
+def _shallow(message: SignedMessage) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in fields(SignedMessage)}
 
 
 def _moment(text: str | None) -> datetime.datetime | None:
@@ -249,7 +249,7 @@ def _holding(
     folder: Path,
     keys: Mapping[Path, Ed25519PublicKey],
     given: Path,
-    message: Message,
+    message: SignedMessage,
     signature: bytes,
 ) -> tuple[Path, Ed25519PublicKey]:
     """Return the key that a signature holds for, and its file."""
@@ -269,7 +269,7 @@ def _holding(
     )
 
 
-def _check_covered(files: FolderFiles, message: Message) -> None:
+def _check_covered(files: FolderFiles, message: SignedMessage) -> None:
     """Check that the files are exactly those of a message; sizes first, which cost nothing."""
     there, signed = set(_names(files)), message.files
     both = sorted(there & signed.keys())
@@ -337,7 +337,7 @@ def new_key(path: Path) -> Path:
     return beside
 
 
-def _read(folder: Path) -> tuple[Message, bytes]:
+def _read(folder: Path) -> tuple[SignedMessage, bytes]:
     """Read ``manifest.json.sig``: what it says, and the signature itself."""
     path = folder / SIGNATURE
     try:
@@ -347,13 +347,13 @@ def _read(folder: Path) -> tuple[Message, bytes]:
         form = content.pop("format"), content.pop("algorithm")
         if form != (FORMAT, ALGORITHM):
             raise ValueError("it is of another format; this version makes and reads format 2")
-        expected = {"signature", *(field.name for field in fields(Message))}
+        expected = {"signature", *(field.name for field in fields(SignedMessage))}
         if content.keys() != expected:
             odd = ", ".join(sorted(content.keys() ^ expected))
             raise ValueError(f"it lacks a field, or has one that is not signed: {odd}")
         text, listed = content.pop("signature"), content.pop("files")
         files = {name: SignedFile(**file) for name, file in listed.items()}
-        message = Message(**content, files=files)
+        message = SignedMessage(**content, files=files)
         if not all(isinstance(s, str) for s in (text, message.name, message.version, message.time)):
             raise ValueError("it has a value that is not text")
         if not all(type(f.bytes) is int and type(f.sha256) is str for f in files.values()):

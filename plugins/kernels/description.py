@@ -191,12 +191,16 @@ class Description:
                 },
                 bool(launch["quick"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (*_DAMAGE, RecursionError) as error:
             raise UnsupportedModelError(
                 f"A node of the linexport domain lacks a description of its kernels that this "
                 f"version of linexport reads ({error!r}). Convert the model again with a TensorRT "
                 "target."
             ) from None
+
+
+_DAMAGE = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""Errors of values that are not of the form that is read."""
 
 
 def aligned(size: int) -> int:

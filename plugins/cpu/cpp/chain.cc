@@ -79,6 +79,7 @@ class StepContext : public Context {
     Tensor& made = values_.tensors[to];
     if (rooms_[to] < 0) {
       made = whole_.output(to - inputs_, dims, rank);
+      expect(!!made, "the node has fewer outputs than its steps");
     } else {
       made.rank = static_cast<int>(rank), made.present = true;
       std::copy(dims, dims + rank, made.dims);
@@ -168,6 +169,9 @@ class Chain : public Kernel {
       expect(place < 0 || !made[place], "two steps make one value");
       if (place >= 0) made[place] = true;
     }
+    const auto& results = step.declaration->outputs;
+    for (size_t i = 0; i < results.size(); ++i)
+      expect(results[i].optional || (i < step.outputs.size() && step.outputs[i] >= 0), "an output of a step is missing");
     step.kernel = step.declaration->create(attributes);
     return step;
   }

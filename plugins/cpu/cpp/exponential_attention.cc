@@ -24,8 +24,8 @@ class ExponentialAttentionKernel : public Kernel {
  public:
   explicit ExponentialAttentionKernel(const Attributes& attributes)
       : kind_(attributes.text("feature_map", "")), threads_(attributes.threads) {
-    node_.query_heads = attributes.integer("q_num_heads", 0);
-    node_.heads = node_.key_heads = attributes.integer("kv_num_heads", 0);
+    node_.query_heads = attributes.heads("q_num_heads");
+    node_.heads = node_.key_heads = attributes.heads("kv_num_heads");
     node_.scale = attributes.number("scale", 1.0f);
     node_.eps = attributes.number("eps", 0.0f);
     node_.normalize = true;

@@ -20,7 +20,7 @@ void expect(bool holds, const char* what) {
 class GeneralizedDeltaRule : public Kernel {
  public:
   explicit GeneralizedDeltaRule(const Attributes& attributes) : threads_(attributes.threads) {
-    node_.heads = attributes.integer("num_heads", 0);
+    node_.heads = attributes.heads("num_heads");
     node_.scale = attributes.number("scale", 1.0f);
     expect(node_.heads > 0, "num_heads must be at least 1");
   }

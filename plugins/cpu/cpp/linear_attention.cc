@@ -26,8 +26,8 @@ void expect(bool holds, const char* what) {
 class LinearAttention : public Kernel {
  public:
   explicit LinearAttention(const Attributes& attributes) : threads_(attributes.threads) {
-    node_.query_heads = attributes.integer("q_num_heads", 0);
-    node_.heads = attributes.integer("kv_num_heads", 0);
+    node_.query_heads = attributes.heads("q_num_heads");
+    node_.heads = attributes.heads("kv_num_heads");
     node_.causal = attributes.integer("causal", 1) != 0;
     node_.normalize = attributes.integer("normalize", 0) != 0;
     node_.scale = attributes.number("scale", 1.0f);

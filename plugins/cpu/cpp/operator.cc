@@ -2,7 +2,10 @@
 #include "operator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <exception>
+#include <new>
 
 #include "half.h"
 #include "library.h"
@@ -18,6 +21,8 @@ OrtStatus* guarded(OrtApi api, const F& work) {
     return nullptr;
   } catch (const Error& error) {
     return call<CreateStatus>(api, int{kInvalidArgument}, error.what());
+  } catch (const std::bad_alloc&) {
+    return call<CreateStatus>(api, int{kFail}, "Failed to allocate memory");
   } catch (const std::exception& error) {
     return call<CreateStatus>(api, int{kFail}, error.what());
   }
@@ -29,7 +34,25 @@ struct Opened {
   std::unique_ptr<Kernel> kernel;
 };
 
+// The parts of a call on threads of ONNX Runtime's, through which no exception may leave. The first one is thrown again
+// where the call was made, and parts that have not begun are left out.
+struct Parts {
+  const Work<size_t>& work;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error = nullptr;
+
+  void run(size_t index) noexcept {
+    if (failed) return;
+    try {
+      work(index);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  }
+};
+
 constexpr long kMostThreads = 1 << 10;
+constexpr int64_t kMostHeads = 1 << 16;
 constexpr int64_t kConverted = 1 << 15;  // numbers that one part of a conversion has
 
 const Declaration& of(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op)->declaration; }
@@ -60,6 +83,11 @@ OrtStatus* compute(void* opened, OrtKernelContext* context) {
 int64_t Attributes::integer(const char* name, int64_t otherwise) const {
   int64_t value;
   return found<KernelInfoGetAttributeInt64>(api_, info_, (prefix_ + name).c_str(), &value) ? value : otherwise;
+}
+
+int64_t Attributes::heads(const char* name) const {
+  const int64_t found = integer(name, 0);
+  return found < 0 || found > kMostHeads ? 0 : found;
 }
 
 float Attributes::number(const char* name, float otherwise) const {
@@ -155,10 +183,10 @@ void Context::convert(int64_t count, const Work<int64_t, int64_t>& part) const {
 
 void Context::parallel(size_t count, const Work<size_t>& work) const {
   if (count == 1) return work(0);
-  auto step = [](void* data, size_t index) { (*static_cast<const Work<size_t>*>(data))(index); };
-  void (*entry)(void*, size_t) = step;
-  checked<KernelContextParallelFor>(api_, context_, entry, count, size_t{0},
-                                    const_cast<void*>(static_cast<const void*>(&work)));
+  Parts parts{work};
+  void (*entry)(void*, size_t) = [](void* data, size_t index) { static_cast<Parts*>(data)->run(index); };
+  checked<KernelContextParallelFor>(api_, context_, entry, count, size_t{0}, static_cast<void*>(&parts));
+  if (parts.error) std::rethrow_exception(parts.error);
 }
 
 std::vector<Declaration>& declarations() {

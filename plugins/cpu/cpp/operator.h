@@ -32,6 +32,8 @@ class Attributes {
   // Those whose names begin with the prefix, by the rest of their names.
   Attributes part(std::string prefix) const { return {api_, info_, threads, std::move(prefix)}; }
   int64_t integer(const char* name, int64_t otherwise) const;
+  // A number of heads, 0 where the node lacks it or has one that no model has: sizes times it are then not too large.
+  int64_t heads(const char* name) const;
   float number(const char* name, float otherwise) const;
   std::string text(const char* name, const char* otherwise) const;
   // Whether the node has the list of integers, with an element in it.

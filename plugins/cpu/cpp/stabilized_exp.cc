@@ -21,8 +21,8 @@ void expect(bool holds, const char* what) {
 class StabilizedExp : public Kernel {
  public:
   explicit StabilizedExp(const Attributes& attributes) : threads_(attributes.threads) {
-    node_.query_heads = attributes.integer("q_num_heads", 0);
-    node_.heads = attributes.integer("k_num_heads", 0);
+    node_.query_heads = attributes.heads("q_num_heads");
+    node_.heads = attributes.heads("k_num_heads");
     node_.causal = attributes.integer("causal", 1) != 0;
     expect(node_.query_heads > 0 && node_.heads > 0, "head counts must be at least 1");
     expect(std::max(node_.query_heads, node_.heads) % std::min(node_.query_heads, node_.heads) == 0,

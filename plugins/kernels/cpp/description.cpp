@@ -2,12 +2,22 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <utility>
 
 namespace linexport {
 namespace {
+
+// Bounds of what is read: any more is damaged. Products and sums of these do not leave their types.
+int constexpr deepest = 32;        // lists and objects within each other; those of linexport's are 8 deep
+size_t constexpr mostAxes = 8;     // TensorRT's
+size_t constexpr mostTensors = 64, mostSymbols = 4;
+int64_t constexpr mostElements = int64_t{1} << 40, mostBlocks = int64_t{1} << 20, mostThreads = 1024 / 32;
+
+[[noreturn]] void damaged() { throw Error("the description of a node is damaged"); }
 
 // JSON as Python's json module writes it.
 struct Json {
@@ -22,7 +32,12 @@ struct Json {
         if (found == members.end()) throw Error("the description of a node lacks " + name);
         return found->second;
     }
-    int64_t integer() const { return static_cast<int64_t>(value); }
+    int64_t integer(int64_t least = 0, int64_t most = mostElements) const {
+        // As doubles: what is no number of an integer's range has no integer.
+        bool const fits = kind == number && value >= static_cast<double>(least) && value <= static_cast<double>(most);
+        if (!fits || value != std::floor(value)) damaged();
+        return static_cast<int64_t>(value);
+    }
 };
 
 class Reader {
@@ -37,7 +52,7 @@ public:
     }
 
 private:
-    [[noreturn]] static void fail() { throw Error("the description of a node is damaged"); }
+    [[noreturn]] static void fail() { damaged(); }
 
     void space() {
         while (mAt < mText.size() && std::string(" \n\r\t").find(mText[mAt]) != std::string::npos) ++mAt;
@@ -67,11 +82,11 @@ private:
         switch (peek()) {
         case '{':
             found.kind = Json::object;
-            members(found);
+            deeper([&] { members(found); });
             return found;
         case '[':
             found.kind = Json::list;
-            items(found);
+            deeper([&] { items(found); });
             return found;
         case '"':
             found.kind = Json::text;
@@ -91,6 +106,13 @@ private:
         if (place == mAt) fail();
         mAt = place;
         return found;
+    }
+    // What is within another: each takes room on the stack, here and when it is forgotten.
+    template <typename Function>
+    void deeper(Function const& function) {
+        if (++mDepth > deepest) fail();
+        function();
+        --mDepth;
     }
     void members(Json& found) {
         expect('{');
@@ -124,6 +146,7 @@ private:
 
     std::string const& mText;
     size_t mAt = 0;
+    int mDepth = 0;
 };
 
 std::array<int8_t, 256> places() {
@@ -160,13 +183,23 @@ Tensor tensor(Json const& json) {
     if (!found.present) return found;
     found.name = json.at("name").string;
     found.type = json.at("type").string;
-    for (Json const& size : json.at("shape").items) found.shape.push_back({size.integer(), size.string});
+    for (Json const& size : json.at("shape").items) {
+        bool const named = size.kind == Json::text;
+        if (named && size.string != "batch" && size.string != "length") damaged();
+        found.shape.push_back({named ? 0 : size.integer(), size.string});
+    }
+    if (found.shape.size() > mostAxes) damaged();
     return found;
 }
 
 Extent extent(Json const& json) {
+    static std::set<std::string> const known{"batch", "length", "chunks", "segments", "chunks_per_segment"};
     Extent found{json.at("factor").integer(), {}};
-    for (Json const& symbol : json.at("symbols").items) found.symbols.push_back(symbol.string);
+    for (Json const& symbol : json.at("symbols").items) {
+        if (!known.count(symbol.string)) damaged();
+        found.symbols.push_back(symbol.string);
+    }
+    if (found.symbols.size() > mostSymbols) damaged();
     return found;
 }
 
@@ -182,10 +215,13 @@ Route route(Json const& json) {
     if (json.kind == Json::null) return found;
     for (Json const& item : json.at("launches").items) {
         Json const& kernel = item.at("kernel");
-        Launch launch{kernel.at("name").string, static_cast<int>(kernel.at("warps").integer()), {}, {}};
+        int const warps = static_cast<int>(kernel.at("warps").integer(1, mostThreads));
+        Launch launch{kernel.at("name").string, warps, {}, {}};
         for (Json const& argument : kernel.at("arguments").items)
             launch.arguments.push_back({argument.at("name").string, argument.at("type").string});
-        for (size_t i = 0; i < 3; ++i) launch.grid[i] = extent(item.at("grid").items.at(i));
+        std::vector<Json> const& grid = item.at("grid").items;
+        if (grid.size() != 3) damaged();
+        for (size_t i = 0; i < 3; ++i) launch.grid[i] = extent(grid[i]);
         found.launches.push_back(std::move(launch));
     }
     for (Json const& item : json.at("scratch").items)
@@ -201,10 +237,24 @@ Plan plan(Json const& json) {
         json.at("segmented").kind != Json::null,
         json.at("decode").kind != Json::null,
         json.at("decode_length").integer(),
-        json.at("chunk").integer(),
-        json.at("blocks").integer(),
-        json.at("resident").integer(),
-        json.at("multiprocessors").integer()};
+        json.at("chunk").integer(1),
+        json.at("blocks").integer(1, mostBlocks),
+        json.at("resident").integer(0, mostBlocks),
+        json.at("multiprocessors").integer(0, mostBlocks)};
+}
+
+// A compute capability times ten, as a key of an object.
+int capability(std::string const& text) {
+    bool const digits = !text.empty() && text.size() < 5 && text.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits) damaged();
+    return std::stoi(text);
+}
+
+std::vector<Tensor> tensors(Json const& json) {
+    if (json.items.empty() || json.items.size() > mostTensors) damaged();
+    std::vector<Tensor> found;
+    for (Json const& item : json.items) found.push_back(tensor(item));
+    return found;
 }
 
 int64_t ceilDiv(int64_t numerator, int64_t denominator) {
@@ -225,7 +275,9 @@ int64_t aligned(int64_t bytes) { return ceilDiv(bytes, 256) * 256; }
 
 int64_t Extent::of(Sizes const& values) const {
     int64_t product = factor;
-    for (std::string const& symbol : symbols) product *= values.at(symbol);
+    for (std::string const& symbol : symbols)
+        if (__builtin_mul_overflow(product, values.at(symbol), &product) || product > mostElements)
+            throw Error("a call of a node is too large");
     return product;
 }
 
@@ -283,6 +335,8 @@ Sizes Description::sizes(std::vector<std::vector<int64_t>> const& shapes) const 
         for (size_t axis = 0; fits && axis < tensor.shape.size(); ++axis) {
             Size const& size = tensor.shape[axis];
             int64_t const given = shapes[i][axis];
+            fits = given >= 0 && given <= mostElements;
+            if (!fits) break;
             if (!size.symbol.empty() && found.at(size.symbol) < 0) found[size.symbol] = given;
             fits = given == (size.symbol.empty() ? size.number : found.at(size.symbol));
         }
@@ -304,14 +358,18 @@ Description parse(std::string const& launch, std::string const& binaries) {
     if (head.at("format").integer() != 2) throw Error("a node was made by another version of linexport");
     Description found;
     found.opType = head.at("op_type").string;
-    for (Json const& item : head.at("inputs").items) found.inputs.push_back(tensor(item));
-    for (Json const& item : head.at("outputs").items) found.outputs.push_back(tensor(item));
-    for (auto const& [sm, item] : head.at("plans").members) found.plans.emplace(std::stoi(sm), plan(item));
-    for (auto const& [sm, kernels] : Reader(binaries).read().members)
+    found.inputs = tensors(head.at("inputs"));
+    found.outputs = tensors(head.at("outputs"));
+    if (!found.inputs[0].present) damaged();  // it stands for those that mean nothing
+    for (Tensor const& output : found.outputs)
+        if (!output.present) damaged();
+    for (auto const& [sm, item] : head.at("plans").members) found.plans.emplace(capability(sm), plan(item));
+    Json const made = Reader(binaries).read();
+    for (auto const& [sm, kernels] : made.members)
         for (auto const& [name, item] : kernels.members)
-            found.binaries[std::stoi(sm)].emplace(name,
+            found.binaries[capability(sm)].emplace(name,
                 Binary{decoded(item.at("code").string), item.at("entry").string,
-                    static_cast<unsigned>(item.at("shared").integer())});
+                    static_cast<unsigned>(item.at("shared").integer(0, mostBlocks))});
     return found;
 }
 

@@ -2,6 +2,7 @@
 // what it needs is in the description that its node, and then the engine, carries.
 #include <NvInferRuntime.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -27,7 +28,9 @@ DataType dataType(std::string const& type) {
     throw Error("a node has the unknown type " + type);
 }
 
-std::vector<int64_t> listed(Dims const& dims) { return {dims.d, dims.d + dims.nbDims}; }
+std::vector<int64_t> listed(Dims const& dims) {
+    return {dims.d, dims.d + std::max<int32_t>(dims.nbDims, 0)};
+}
 
 std::vector<std::vector<int64_t>> shapes(PluginTensorDesc const* tensors, int32_t count) {
     std::vector<std::vector<int64_t>> found;
@@ -84,7 +87,10 @@ public:
     }
     int32_t configurePlugin(DynamicPluginTensorDesc const* inputs, int32_t inputCount,
         DynamicPluginTensorDesc const*, int32_t) noexcept override {
-        return guarded([&] { mDescription->sizes(largest(inputs, inputCount)); });
+        return guarded([&] {
+            checkCount(inputCount);
+            mDescription->sizes(largest(inputs, inputCount));
+        });
     }
     int32_t getOutputDataTypes(
         DataType* types, int32_t count, DataType const*, int32_t) const noexcept override {
@@ -98,6 +104,8 @@ public:
             std::map<std::string, IDimensionExpr const*> known;
             for (int32_t i = 0; i < inputCount; ++i) {
                 Tensor const& tensor = mDescription->inputs.at(i);
+                if (tensor.present && inputs[i].nbDims != static_cast<int32_t>(tensor.shape.size()))
+                    throw Error(mDescription->opType + ": " + tensor.name + " has another rank");
                 for (size_t axis = 0; axis < tensor.shape.size(); ++axis)
                     if (!tensor.shape[axis].symbol.empty())
                         known.emplace(tensor.shape[axis].symbol, inputs[i].d[axis]);
@@ -138,7 +146,12 @@ public:
 
     int32_t onShapeChange(PluginTensorDesc const* inputs, int32_t inputCount, PluginTensorDesc const*,
         int32_t) noexcept override {
-        return guarded([&] { mDescription->sizes(shapes(inputs, inputCount)); });
+        mShaped = false;
+        return guarded([&] {
+            checkCount(inputCount);
+            mDescription->sizes(shapes(inputs, inputCount));
+            mShaped = true;
+        });
     }
     IPluginV3* attachToContext(IPluginResourceContext*) noexcept override {
         // Here, not at the first launch, which may be one that a graph captures.
@@ -150,6 +163,7 @@ public:
     int32_t enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const*, void const* const* inputs,
         void* const* outputs, void* workspace, cudaStream_t stream) noexcept override {
         return guarded([&] {
+            if (!mShaped) throw Error(mDescription->opType + ": its inputs are not those described");
             int32_t const count = static_cast<int32_t>(mDescription->inputs.size());
             std::vector<void const*> addresses(inputs, inputs + count);
             addresses.insert(addresses.end(), outputs, outputs + mDescription->outputs.size());
@@ -167,6 +181,11 @@ private:
     Plugin(std::shared_ptr<Texts const> texts, std::shared_ptr<Description const> description)
         : mTexts(std::move(texts)), mDescription(std::move(description)) {}
 
+    // A node may have been given to another description.
+    void checkCount(int32_t inputs) const {
+        if (inputs != static_cast<int32_t>(mDescription->inputs.size()))
+            throw Error(mDescription->opType + " has " + std::to_string(inputs) + " inputs, not those described");
+    }
     static PluginField field(char const* name, std::string const& text) {
         return {name, text.data(), PluginFieldType::kCHAR, static_cast<int32_t>(text.size())};
     }
@@ -176,6 +195,7 @@ private:
     std::unique_ptr<Launcher> mLauncher;
     std::array<PluginField, 2> mFields;
     PluginFieldCollection mCollection{};
+    bool mShaped = false;  // the sizes of this call are known to fit
 };
 
 class Creator final : public IPluginCreatorV3One {
@@ -189,8 +209,8 @@ public:
             Texts texts;
             for (int32_t i = 0; i < fields->nbFields; ++i) {
                 PluginField const& field = fields->fields[i];
-                std::string const name = field.name;
-                if (name != "launch" && name != "binaries") continue;
+                std::string const name = field.name ? field.name : "";
+                if ((name != "launch" && name != "binaries") || !field.data || field.length < 0) continue;
                 std::string text(static_cast<char const*>(field.data), static_cast<size_t>(field.length));
                 // Attributes of type string come with a zero byte behind.
                 text.erase(text.find_last_not_of('\0') + 1);
