@@ -173,7 +173,9 @@ def test_an_error_leaves_what_was_there(
     assert [p.name for p in artifact.parent.iterdir()] == (["artifact"] if there else [])
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES]
+)
 def test_a_disk_that_takes_no_more_is_an_environment_problem(
     cli: Callable[..., Any],
     factories: SimpleNamespace,

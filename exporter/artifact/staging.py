@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from linexport.errors import EnvironmentProblemError
+from linexport.system.room import FULL, MAKE_ROOM
 
 ASIDE = ".old"
 """Ending of the name under which ``publish`` puts an earlier output aside, where it must."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNWRITABLE = (*_FULL, errno.EACCES, errno.EROFS, errno.EPERM)
+_UNWRITABLE = (*FULL, errno.EACCES, errno.EROFS, errno.EPERM)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _unwritable(error: OSError, what: str) -> EnvironmentProblemError:
-    advice = " Make room there, or name another disk." if error.errno in _FULL else ""
+    advice = f" {MAKE_ROOM}" if error.errno in FULL else ""
     return EnvironmentProblemError(
         f"Cannot write {what}: {error.strerror}. What was there before is unchanged.{advice}"
     )

@@ -18,6 +18,7 @@ import typer
 from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError, LinexportError, StoppedAfterPass
 from linexport.system import signals
+from linexport.system.room import FULL, MAKE_ROOM
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
@@ -50,6 +51,10 @@ def guarded(json_output: bool) -> Iterator[None]:
     except Exception as error:
         if signals.received():
             _fail(*signals.interruption(), json_output)
+        if isinstance(error, OSError) and error.errno in FULL:
+            place = error.filename or "a file"
+            message = f"Cannot write {place}: {error.strerror}. {MAKE_ROOM}"
+            _fail(message, EnvironmentProblemError.exit_code, json_output)
         if os.environ.get(TRACEBACKS):
             raise
         first = (str(error).strip() or "no message").splitlines()[0]

@@ -7,6 +7,7 @@ Pages of mapped files leave memory when others need it; they are not counted as 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -19,6 +20,11 @@ from linexport.errors import EnvironmentProblemError
 from linexport.system.control_groups import memory_left
 
 GIB = 2**30
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, a share of it, or a limit of files (``ulimit -f``) that takes no more."""
+
+MAKE_ROOM = "Make room there, or name another disk."
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ OPS = frozenset(
 )
 """Ops of the domain that it computes; others run by their functions beside it."""
 
+FUSED_DOMAIN = "linexport.cpu"
+"""Domain of the nodes that are made of several for it while a model is opened: no file has any."""
+
 TITLE = "CPU library"
 
 _FOLDER = Path(__file__).parent

@@ -27,6 +27,7 @@ from linexport.graph.walk import (
 )
 from linexport.loaders.onnx_file.external import check_external
 from linexport.loaders.onnx_file.ranks import check_ranks
+from linexport.plugins.cpu.library import FUSED_DOMAIN
 
 MOST_EXPANDED = 2**16
 """Nodes that calls of functions may add to the graph: 60 layers of a thousand nodes. ONNX Runtime
@@ -54,6 +55,7 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     # protobuf gives bytes where text is not UTF-8.
     if not all(isinstance(text, str) for text in all_texts(model)):
         raise UnsupportedModelError("it has names that are not UTF-8 text")
+    _check_domains(model)
     _check_names(model.graph)
     _check_variadic(model)
     _sort(model.graph)
@@ -61,6 +63,16 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     _check_types(model)
     check_external(path, model)
     check_ranks(path, model)
+
+
+def _check_domains(model: onnx.ModelProto) -> None:
+    """Refuse nodes of the CPU library's own domain, which are written for each other in memory."""
+    used = {node.domain for node in all_nodes(model)} | {f.domain for f in model.functions}
+    if FUSED_DOMAIN in used:
+        raise UnsupportedModelError(
+            f"it has nodes of the domain {FUSED_DOMAIN}, which linexport makes when it opens a "
+            "model and writes to no file"
+        )
 
 
 def _check_names(graph: onnx.GraphProto) -> None:

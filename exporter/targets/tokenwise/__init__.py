@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from linexport.plugins.cpu.library import FUSED_DOMAIN
 from linexport.plugins.ops.op import name_overload
 from linexport.targets.tokenwise.cached_attention import with_cached_attention
 from linexport.targets.tokenwise.convolutions import (
@@ -42,7 +43,7 @@ from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
 
 log = logging.getLogger(__name__)
 
-DOMAIN, OP = "linexport.cpu", "Tokenwise"
+DOMAIN, OP = FUSED_DOMAIN, "Tokenwise"
 
 Replacement = tuple[Group, onnx.NodeProto, onnx.FunctionProto]
 """Positions of nodes, the node in their place, and its function."""
