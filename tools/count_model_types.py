@@ -48,8 +48,12 @@ SOURCES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 def outcome(model_type: str) -> dict[str, Any]:
     """Convert a tiny model of a type: what was fused and how far it is from the original."""
+    import transformers
+
     config, auto, inputs = SOURCES[model_type]
     found: dict[str, Any] = {"model_type": model_type, "inputs": inputs}
+    if model_type not in transformers.CONFIG_MAPPING:
+        return found | {"status": "unknown to this transformers"}
     with tempfile.TemporaryDirectory() as work:
         source, artifact = Path(work, "model"), Path(work, "artifact")
         save_model(config, model_type, source, auto)
