@@ -20,6 +20,7 @@ from torch import Tensor
 from linexport.errors import OpError
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op
 from linexport.plugins.ops.registry import all_ops, own_ops
+from linexport.system.torch_internals.operators import Overload, arguments, schema
 
 library = torch.library.Library(DOMAIN, "DEF")
 
@@ -36,7 +37,7 @@ def call(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
-def overload(op: Op) -> torch._ops.OpOverload:
+def overload(op: Op) -> Overload:
     """Return the PyTorch operator of an op, registered on first use.
 
     Raises:
@@ -48,9 +49,9 @@ def overload(op: Op) -> torch._ops.OpOverload:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise OpError(f"{op.name}: PyTorch cannot read its torch_schema: {reason}") from error
-    found: torch._ops.OpOverload = getattr(torch.ops.linexport, name).default
+    found: Overload = getattr(torch.ops.linexport, name).default
     known = {*op.input_names, *op.schema.attributes}
-    for argument in found._schema.arguments:
+    for argument in schema(found).arguments:
         if argument.name not in known and str(argument.type) != "List[Tensor]":
             raise OpError(
                 f"{op.name}: torch_schema has the argument {argument.name!r}, which is neither an "
@@ -77,9 +78,7 @@ def by_name(op: Op, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dic
     A list of tensors takes the formal inputs that ``torch_schema`` does not name, in order. Inputs
     that are None are left out.
     """
-    schema = overload(op)._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given |= {**dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+    given = arguments(overload(op), tuple(args), kwargs)
     inputs, attributes = {}, {}
     unnamed = (name for name in op.input_names if name not in given)
     for name, value in given.items():

@@ -223,7 +223,7 @@ def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(
 def test_the_table_of_translations_is_read_once_and_given_back() -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    from linexport.trace.translations import translations_read_once
+    from linexport.system.torch_internals.exports import translations_read_once
 
     original = vars(ONNXRegistry)["from_torchlib"]
     relu = torch.ops.aten.relu.default

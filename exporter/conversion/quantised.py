@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree as pytree
 
 from linexport import parity
 from linexport.artifact.runtime import Artifact
@@ -21,6 +20,7 @@ from linexport.quantise.half import HALF
 from linexport.quantise.opened import open_deployed, open_exactly
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.token_windows import read_text
+from linexport.system.torch_internals.trees import pytree
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

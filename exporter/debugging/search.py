@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from torch.utils import _pytree as pytree
 
 from linexport import parity, targets, trace
 from linexport.artifact.checked import checked_artifact
@@ -28,8 +27,8 @@ from linexport.errors import UsageError
 from linexport.graph import dims, external_data
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
-from linexport.parity.alone import as_batch, as_rows
 from linexport.manifest.records import BUFFER
+from linexport.parity.alone import as_batch, as_rows
 from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.choices import choices_of
@@ -41,6 +40,7 @@ from linexport.parity.prompts import NONE, PADDINGS, draw_prompt
 from linexport.parity.reference import feeds
 from linexport.plugins.ops.registry import known_shapes
 from linexport.system.progress import Progress, Silent, Stopwatch
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets.base import OrtSession, uses_library
 from linexport.timing.nodes import node_times
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from linexport.models.feed_forward import ACTIVATIONS, NewLayer
+from linexport.system.torch_internals.trees import pytree
 
 OTHERS = (
     *("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish"),

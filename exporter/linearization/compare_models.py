@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from linexport.errors import ParityError
 from linexport.linearization.calibration import Rows
@@ -16,6 +15,7 @@ from linexport.linearization.distil import layer_outputs
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.judge import uniform
 from linexport.models.softmax_calls import Attending
+from linexport.system.torch_internals.trees import pytree
 
 REST = 1e-5
 """Relative rounding between ways of PyTorch to compute the same attention."""

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from linexport.linearization.calibration import Rows
 from linexport.linearization.find_softmax import Site
 from linexport.loaders.hugging_face.whole import Whole
 from linexport.loaders.metric import Metric
 from linexport.models.registry import ReferenceModel
+from linexport.system.torch_internals.trees import pytree
 
 _HEADS = ("Classification", "MaskedLM")
 """Parts of names of classes in transformers whose outputs are logits of classes."""

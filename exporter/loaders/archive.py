@@ -35,11 +35,11 @@ class TorchArchive:
                 with a member that differs from its CRC32.
         """
         self._sizes = _members(source)
-        import torch
+        from linexport.system.torch_internals.files import archive
 
         opened = io.BytesIO(source) if isinstance(source, bytes) else str(source)
         try:
-            self._reader = torch._C.PyTorchFileReader(opened)
+            self._reader = archive(opened)
             seen = self._reader.get_all_records()
             sizes = {name: int(self._reader.get_record_size(name)) for name in seen}
         except (RuntimeError, UnicodeDecodeError) as error:  # names that are not UTF-8

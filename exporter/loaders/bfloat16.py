@@ -15,10 +15,11 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from linexport.loaders.first_run import buffers_kept, uncompiled
+from linexport.loaders.first_run import buffers_kept
+from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.operators import OperatorMode, dtype_of
+from linexport.system.torch_internals.trees import pytree
 
 LOW, WIDE = torch.bfloat16, torch.float32
 
@@ -39,7 +40,7 @@ def widened(
     """
     seen = _Seen()
     try:
-        with torch.no_grad(), uncompiled(), buffers_kept(module), seen:
+        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module), seen:
             before = module(*args, **kwargs)
     except Exception:  # tracing says what is wrong with these examples
         return args, kwargs, ()
@@ -47,7 +48,7 @@ def widened(
         return args, kwargs, ()
     _in_float32(module)
     args, kwargs = pytree.tree_map(_wide_tensor, (args, kwargs))
-    with torch.no_grad(), uncompiled(), buffers_kept(module):
+    with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
         after = module(*args, **kwargs)
     distance = max(map(_distance, pytree.tree_leaves(before), pytree.tree_leaves(after)))
     return (
@@ -61,7 +62,7 @@ def widened(
     )
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(OperatorMode):
     """Record whether anything is computed in bfloat16."""
 
     low = False
@@ -106,7 +107,7 @@ def _without_autocast() -> Iterator[None]:
 
 
 def _is_low(context: Any) -> bool:
-    return context._enabled and context.fast_dtype == LOW
+    return dtype_of(context) == LOW
 
 
 def _in_float32(module: torch.nn.Module) -> None:

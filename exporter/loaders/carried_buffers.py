@@ -28,13 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.states import BUFFERS, State
-from linexport.loaders.first_run import first_rows, uncompiled
+from linexport.loaders.first_run import first_rows
 from linexport.loaders.loaded_model import CarriedBuffers, LoadedModel
 from linexport.manifest.records import BUFFER
+from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.trees import pytree
 
 BEGUN = "_begun"
 """Ending of the state that says whether a buffer was written before."""
@@ -322,7 +323,8 @@ def _run(
     kwargs: Mapping[str, Any],
 ) -> dict[str, Tensor]:
     """Return what a call leaves in buffers."""
-    with torch.no_grad(), uncompiled(), holding(module, _start(module, buffers, rows)) as held:
+    start = _start(module, buffers, rows)
+    with torch.no_grad(), control_flow_as_it_is(), holding(module, start) as held:
         module(*args, **kwargs)
         return held()
 

@@ -77,11 +77,12 @@ _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"
 
 def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module]:
     """The program and its module, which has its guards: sizes it was not exported for fail."""
-    from torch.export.pt2_archive._package import load_pt2
+    from linexport.system.torch_internals.files import ARCHIVE
 
+    load_pt2 = ARCHIVE.need()
     try:
         with path.open("rb") as stream, _quiet("torch.export", "torch._export"):
-            program = load_pt2(stream).exported_programs["model"]
+            program: ExportedProgram = load_pt2(stream).exported_programs["model"]
             return program, program.module()
     except Exception as error:  # torch has no common error for programs it cannot rebuild
         raise refuse(

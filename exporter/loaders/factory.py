@@ -226,7 +226,9 @@ def _unpack(source: str, result: Any) -> _Given:
 def _has_tensor(value: Any) -> bool:
     import torch
 
-    return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(value))
+    from linexport.system.torch_internals.trees import pytree
+
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _in_order(
@@ -241,7 +243,6 @@ def _in_order(
 
 
 def _check_shapes(source: str, given: _Given) -> None:
-    import torch
 
     shapes, count = given.shapes, len(given.examples)
     if shapes is not None and not isinstance(shapes, tuple | list | dict):
@@ -249,7 +250,7 @@ def _check_shapes(source: str, given: _Given) -> None:
             f"{source} returned a {type(shapes).__name__} as dynamic_shapes. Expected one entry "
             "per argument, as torch.export.export takes, for example ({0: Dim.DYNAMIC},)."
         )
-    if any(isinstance(x, bool | str | float) for x in torch.utils._pytree.tree_leaves(shapes)):
+    if any(isinstance(x, bool | str | float) for x in pytree.tree_leaves(shapes)):
         raise UsageError(
             f"{source} returned dynamic_shapes with values that say nothing of sizes. Example "
             "inputs by name without a tensor go into (module, args, kwargs, dynamic_shapes)."
@@ -287,6 +288,7 @@ def _by_position(given: _Given) -> Any:
 def _always_dynamic(shapes: Any) -> Any:
     """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
     from torch.export import Dim
-    from torch.utils import _pytree as pytree
+
+    from linexport.system.torch_internals.trees import pytree
 
     return pytree.tree_map(lambda dim: Dim.DYNAMIC if dim is Dim.AUTO else dim, shapes)

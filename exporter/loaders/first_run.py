@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops import utils
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.callables import user_frame
 from linexport.loaders.files import first_line
+from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.trees import pytree
 
 LISTED = 6
 """Inputs that are described in an error."""
@@ -59,13 +58,13 @@ def run_once(
     """
     try:
         before, random = _Values(module), torch.get_rng_state()
-        with torch.no_grad(), uncompiled(), buffers_kept(module):
+        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
             first = module(*args, **kwargs)
             written = before.written(module)
             first = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, first)
         draws = not torch.equal(random, torch.get_rng_state())
         if written.attributes and not draws:
-            with torch.no_grad(), uncompiled(), buffers_kept(module):
+            with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
                 second = module(*args, **kwargs)
                 _check_alike(first, second, written, name)
     except UnsupportedModelError:
@@ -202,24 +201,10 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
             part._buffers[key] = buffer
 
 
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """``torch.cond``, ``while_loop`` and ``scan`` run as they are; torch would compile them first.
-
-    torch 2.13.0 cannot do that once a module was exported in the same process.
-    """
-
-    def call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        return fn(*args, **(kwargs or {}))
-
-    with mock.patch.object(utils, "_hop_compile_and_call", call):
-        yield
-
-
 def runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a module takes these inputs."""
     try:
-        with torch.no_grad(), uncompiled(), buffers_kept(module):
+        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
             module(*args, **kwargs)
     except Exception:
         return False

@@ -21,11 +21,11 @@ from torch.export.graph_signature import (
     OutputKind,
     OutputSpec,
 )
-from torch.utils import _pytree as pytree
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.carried_buffers import Buffer, buffers_of, restart, states_of
 from linexport.loaders.loaded_model import CarriedBuffers, LoadedModel
+from linexport.system.torch_internals.trees import pytree
 
 INNER = "program."
 """Beginning of the names that buffers of a program have in ``OriginalProgram``."""

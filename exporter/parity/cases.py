@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from linexport.graph.dims import DimRange, sequence
 from linexport.loaders.loaded_model import LoadedModel
+from linexport.system.torch_internals.trees import pytree
 
 NEVER_TRACED = (37, 150, 101)
 """Lengths tried beside the traced one; none is a multiple of a usual chunk."""

@@ -48,6 +48,7 @@ from linexport.parity.rounding import apart, is_nothing_else
 from linexport.parity.splits import BEHIND
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.targets.providers import CPU_ONLY, Execution
 
@@ -240,7 +241,7 @@ def _reference_outputs(
     loaded = tested.loaded
     floating = any(
         isinstance(x, torch.Tensor) and x.is_floating_point()
-        for x in torch.utils._pytree.tree_leaves((loaded.args, loaded.kwargs))
+        for x in pytree.tree_leaves((loaded.args, loaded.kwargs))
     )
     references = _references(loaded, parity.notes)
     half = None

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.reference import Arguments, Reference
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.system.torch_internals.operators import OperatorMode
 
 STEP = 2.0**-23
 """Distance of the numbers that sigmoids are rounded to: half of it is the error of the kernel."""
@@ -59,7 +59,7 @@ def notes(
     ]
 
 
-class _Coarse(TorchDispatchMode):
+class _Coarse(OperatorMode):
     """Rounds what sigmoids give to multiples of ``STEP``, and cumulative sums at every step."""
 
     def __torch_dispatch__(

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from torch.utils import _pytree as pytree
 
 from linexport.graph import external_data
 from linexport.graph.dims import sequence
@@ -29,6 +28,7 @@ from linexport.parity.plain import run_plain_export
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.trace import Traced
 

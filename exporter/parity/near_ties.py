@@ -25,12 +25,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linexport.parity.cases import Case
 from linexport.parity.choices import Made
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import Tolerance
+from linexport.system.torch_internals.operators import OperatorMode, arguments, name_of
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def _near(made: Made, tolerance: Tolerance, rounding: float) -> np.ndarray | Non
     return gaps / np.where(sizes, sizes, 1.0) if (gaps <= limits).all() else None
 
 
-class ForcedChoices(TorchDispatchMode):
+class ForcedChoices(OperatorMode):
     """A context in which PyTorch takes given choices in place of its own.
 
     Args:
@@ -216,11 +216,10 @@ class ForcedChoices(TorchDispatchMode):
     ) -> Any:
         """``func``, or the places that are given and their values."""
         found = func(*args, **(kwargs or {}))
-        name = func._schema.name
+        name = name_of(func)
         if name not in CHOOSING:
             return found
-        given = {a.name: a.default_value for a in func._schema.arguments}
-        given |= dict(zip(given, args, strict=False)) | (kwargs or {})
+        given = arguments(func, args, kwargs or {})
         scores, dim = given["self"], given.get("dim")
         if dim is None or not scores.is_floating_point():
             return found

@@ -19,13 +19,13 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto
-from torch.utils import _pytree as pytree
 
 from linexport.loaders.first_run import first_rows
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.parity import extra_outputs
 from linexport.parity.reference import Reference, passing
 from linexport.system import memory
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets.base import OrtSession
 from linexport.trace import Traced
 from linexport.trace.step_values import values_of_steps

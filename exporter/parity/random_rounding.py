@@ -30,14 +30,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.near_ties import ForcedChoices, Run, T
 from linexport.parity.rounding import apart_by_row
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.system.torch_internals.operators import OperatorMode, makes_values
+from linexport.system.torch_internals.trees import pytree
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ FRACTION = 52
 """Bits of a float64 behind its leading one."""
 
 
-class RandomRounding(TorchDispatchMode):
+class RandomRounding(OperatorMode):
     """A context in which what PyTorch computes in float64 is rounded at random.
 
     Args:
@@ -92,8 +92,7 @@ class RandomRounding(TorchDispatchMode):
         if func in SUMS and found.dtype == torch.float64:
             terms = func(*pytree.tree_map(_size, args), **kwargs)
             found += EPS * self._random(found.shape) * terms
-        aliases = [result.alias_info for result in func._schema.returns]
-        if all(alias is None or alias.is_write for alias in aliases):
+        if makes_values(func):
             for leaf in pytree.tree_leaves(found):
                 if isinstance(leaf, Tensor) and leaf.dtype == torch.float64:
                     bits = leaf.view(torch.int64)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from linexport.loaders.first_run import uncompiled
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.loaders.memory_map import is_plain
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
 from linexport.system import memory
+from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.trees import pytree
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 
@@ -54,7 +54,8 @@ class Reference:
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
         wide = Widened() if self.widened and self.dtype == torch.float64 else nullcontext()
-        with torch.no_grad(), passing(), uncompiled(), watch_denominators() as seen, wide:
+        plain = control_flow_as_it_is()
+        with torch.no_grad(), passing(), plain, watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
@@ -135,7 +136,7 @@ def passing() -> Iterator[None]:
     """Paged weights leave memory when the part of a module that has them is done."""
 
     def leave(module: torch.nn.Module, *_: object) -> None:
-        for weight in (*module._parameters.values(), *module._buffers.values()):
+        for weight in (*module.parameters(False), *module.buffers(False)):
             if is_plain(weight):
                 memory.release(weight.data_ptr(), weight.nbytes)
 

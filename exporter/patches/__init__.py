@@ -153,7 +153,7 @@ def original(modules: Iterable[ModuleType]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Place:
+class FunctionPlace:
     """Where a library has a function: in a module, or in a class.
 
     Attributes:
@@ -181,7 +181,7 @@ class Place:
 Swapped = tuple[Swap, Patch]
 
 
-def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[Place, Swapped]]:
+def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[FunctionPlace, Swapped]]:
     """Yield every function of these modules that a patch swaps."""
     swaps = [(swap, patch) for patch in patches() for swap in patch.swaps]
     for module in modules:
@@ -190,7 +190,7 @@ def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[Place, Swapped]]:
         yield from _renamed(module, swaps, {id(both) for _, both in named})
 
 
-def _named(module: ModuleType, name: str) -> Place | None:
+def _named(module: ModuleType, name: str) -> FunctionPlace | None:
     """Return a function by its name: of the module, or of what the module has."""
     owner, _, name = name.rpartition(".")
     # A release may call a function as that of another of its modules, or as a method.
@@ -198,7 +198,7 @@ def _named(module: ModuleType, name: str) -> Place | None:
         function = getattr(holder, "__dict__", {}).get(name)
         function = getattr(function, "__func__", function)
         if inspect.isfunction(inspect.unwrap(function)):
-            return Place(holder, name, function)
+            return FunctionPlace(holder, name, function)
     return None
 
 
@@ -215,7 +215,7 @@ def _holders(module: ModuleType) -> list[Any]:
 
 def _renamed(
     module: ModuleType, swaps: Sequence[Swapped], known: Container[int]
-) -> Iterator[tuple[Place, Swapped]]:
+) -> Iterator[tuple[FunctionPlace, Swapped]]:
     """Yield functions of other names that have the parameters of one replacement, and no other's.
 
     Args:
@@ -234,7 +234,7 @@ def _renamed(
         same = [both for both, needs in wanted if is_same(own, needs)]
         free = [both for both in same if id(both) not in known]
         if free and len({swap.replacement for swap, _ in same}) == 1:
-            yield Place(module, name, function), free[0]
+            yield FunctionPlace(module, name, function), free[0]
 
 
 def _plain(value: Any) -> Callable[..., Any] | None:

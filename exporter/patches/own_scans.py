@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from linexport.patches.inline_loops import loops_as_functions
 from linexport.patches.known_scans import PREFIX_SOFTMAX, RECURRENCE, Scan
 from linexport.patches.packages import replaced
 from linexport.patches.scans import ASSOCIATIVE
+from linexport.system.torch_internals.trees import pytree
 
 __all__ = ["own_scans"]
 

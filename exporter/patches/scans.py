@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from linexport.patches.packages import Function, swapped
+from linexport.system.torch_internals.exports import SCAN
+from linexport.system.torch_internals.trees import pytree
+from linexport.system.versions import TORCH
 
 __all__ = ["SCANS", "as_loops", "has_scans"]
 
@@ -101,9 +103,7 @@ def _with_both_parts(x: Tensor) -> Tensor:
     return torch.complex(x.real, x.imag + 0 * x.real.sign())
 
 
-ASSOCIATIVE = Function(
-    "torch._higher_order_ops.associative_scan", "associative_scan", _associative, "torch 2.13.0"
-)
+ASSOCIATIVE = Function(SCAN.module, SCAN.name, _associative, str(TORCH))
 
 SCANS = (
     ASSOCIATIVE,

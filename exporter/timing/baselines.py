@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from linexport import targets, trace
 from linexport.graph import dims
@@ -23,6 +22,7 @@ from linexport.parity.check import ModelUnderTest
 from linexport.parity.reference import feeds
 from linexport.system import memory
 from linexport.system.npz import save_npz
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.providers import CPU

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
+
+from linexport.system.torch_internals.trees import pytree
 
 CLONE = torch.ops.aten.clone.default
 

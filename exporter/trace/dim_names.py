@@ -17,6 +17,7 @@ import torch
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
 from linexport.graph.walk import all_graphs
+from linexport.system.torch_internals.sizes import expression, hint, symbols
 from linexport.trace import loops
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -67,8 +68,8 @@ def name_symbols(
                 multiples[root] = symbol
             else:
                 names[root] = name
-            sizes[name] = int(size.node.hint)
-            (base,) = size.node.expr.free_symbols
+            sizes[name] = hint(size) or 0
+            (base,) = symbols(size)
             limits = program.range_constraints.get(base)
             # torch assumes sizes of at least 2 while it traces; that is not a limit of the model.
             low, high = (limits.lower, limits.upper) if limits else (1, None)
@@ -111,13 +112,13 @@ def _whole_chunks(size: int | torch.SymInt) -> tuple[str, int]:
     torch writes it as 64*((s//64)), or as ((s//64))*((s//((s//64)))) where it infers the width of
     chunks from their number. The chunk of another size is 1.
     """
-    symbols = [] if isinstance(size, int) else list(size.node.expr.free_symbols)
+    found = list(symbols(size))
     units = {int(n) for n in DIVISOR.findall(str(size))}
-    if isinstance(size, int) or len(symbols) != 1 or len(units) != 1:
+    if isinstance(size, int) or len(found) != 1 or len(units) != 1:
         return "", 1
     (unit,) = units
-    sizes = [size.node.expr.subs(symbols[0], n) for n in (unit, 5 * unit, 5 * unit + 1)]
-    return (str(symbols[0]), unit) if sizes == [unit, 5 * unit, 5 * unit] else ("", 1)
+    sizes = [expression(size).subs(found[0], n) for n in (unit, 5 * unit, 5 * unit + 1)]
+    return (str(found[0]), unit) if sizes == [unit, 5 * unit, 5 * unit] else ("", 1)
 
 
 def _multiple(size: str) -> tuple[int, str]:

@@ -1,10 +1,5 @@
 """The state torch's exporters run in: silent, and without a cache that costs more than it saves.
 
-A fake tensor stands for one of unknown size. torch keeps the results of operators on fake tensors
-and looks them up by their inputs. Where sizes are symbols a look-up costs more than the operator:
-without the cache, eight small attention modules are traced in 17.9 s of CPU instead of 24.3, and
-a Qwen3.5 of four layers in 23.2 instead of 25.1.
-
 What ``torch.compile`` has of ``torch.cond`` after an export is that of the export: a module with
 branches could neither be run nor exported again in torch 2.13.0. So it forgets what it has.
 """
@@ -17,14 +12,15 @@ import logging
 import warnings
 from collections.abc import Iterator
 
+import torch
+
+from linexport.system.torch_internals.exports import LOGS, without_fake_cache
 from linexport.trace import user_frames
 
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
     """Silence the exporters' progress and deprecation chatter; errors still raise."""
-    from torch._dynamo import config, reset  # slow to import, and imported by every export
-
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -34,13 +30,13 @@ def exporting() -> Iterator[None]:
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
-            config.patch(fake_tensor_cache_enabled=False),
+            without_fake_cache(),
             user_frames.kept(),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        reset()
+        torch.compiler.reset()
         log.setLevel(level)
         for name, kept in FILTERS.items():
             logging.getLogger(name).removeFilter(kept)
@@ -57,8 +53,8 @@ def _is_no_failure(record: logging.LogRecord) -> bool:
 
 
 FILTERS = {
-    "torch.fx.experimental.symbolic_shapes": _is_no_warning,
-    "torch.export._trace": _is_no_warning,
-    "torch._subclasses.fake_tensor": _is_no_failure,
+    LOGS["sizes"]: _is_no_warning,
+    LOGS["trace"]: _is_no_warning,
+    LOGS["values"]: _is_no_failure,
 }
 """Filters of torch's own logs, by their names."""

@@ -23,6 +23,7 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
+from linexport.system.torch_internals.exports import translations_read_once, work_left_out
 from linexport.trace import (
     branch_copies,
     extremes,
@@ -34,11 +35,9 @@ from linexport.trace import (
 )
 from linexport.trace.complex_pairs import with_pairs
 from linexport.trace.dim_names import rename_symbols
-from linexport.trace.exporter_work import work_left_out
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
 from linexport.trace.metadata import drop_metadata, last_frame, source_lines
-from linexport.trace.translations import translations_read_once
 from linexport.trace.value_names import name_values
 
 OPSET = 20

@@ -12,12 +12,9 @@ Everything else of the model is traced with that symbol.
 
 from __future__ import annotations
 
-import operator
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
@@ -27,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from linexport.graph.dims import DIVIDED
+from linexport.system.torch_internals import sizes
 
 STEPS = 7
 """A number that lists of other things (heads, layers, chunks) seldom have."""
@@ -36,10 +34,6 @@ LONGEST_CHUNK = 1024
 
 DOMAIN, MARK = "linexport.trace", "Steps"
 """The node that marked steps are in a graph; ``rolling`` replaces it."""
-
-TORCH = str(Path(torch.__file__).parent)
-
-COMPARED = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 library = torch.library.Library("linexport_trace", "DEF")
 library.define("steps(Tensor[] steps, SymInt length) -> Tensor")
@@ -88,17 +82,16 @@ def counted() -> Iterator[list[Counted]]:
     found: list[Counted] = []
 
     def count(size: torch.SymInt) -> int:
-        node = size.node
-        symbols = [] if node.is_constant() else list(node.expr.free_symbols)
-        expression, varies = node.expr, len(symbols) == 1 and _varies(node)
-        number = int(node.int_())
+        names, number = sizes.symbols(size), sizes.fixed(size)
+        varies = len(names) == 1 and sizes.varies(size)
+        expression = sizes.expression(size)
         if varies and not expression.is_symbol:
-            known = node.shape_env.backed_var_to_val.get(symbols[0])
+            (name,) = names
             stack = traceback.extract_stack()
-            found.append(Counted(expression, symbols[0], known, number, stack))
+            found.append(Counted(expression, name, sizes.example(size, name), number, stack))
         return number
 
-    with _counting_by(count), _Iterated():
+    with sizes.counting_by(count), _Iterated():
         yield found
 
 
@@ -139,22 +132,6 @@ class Counted(NamedTuple):
         return next((n for n in sizes if self.steps.subs(self.symbol, n) == STEPS), None)
 
 
-def _varies(node: Any) -> bool:
-    """Return whether a size may be another one than in the example."""
-    limits = node.shape_env.bound_sympy(node.expr)
-    return bool(limits.lower != limits.upper)
-
-
-@contextmanager
-def _counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
-    saved = torch.SymInt.__index__, torch.SymInt.__int__
-    torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
-
-
 def width_of(size: int | torch.SymInt) -> int | None:
     """Return a size that is a number, be it as torch writes that of a chunk: T // (T // 8).
 
@@ -162,10 +139,10 @@ def width_of(size: int | torch.SymInt) -> int | None:
     """
     if isinstance(size, int):
         return size
-    symbols = list(size.node.expr.free_symbols)
-    if len(symbols) != 1:
+    names = list(sizes.symbols(size))
+    if len(names) != 1:
         return None
-    found = {size.node.expr.subs(symbols[0], n) for n in (DIVIDED, 3 * DIVIDED)}
+    found = {sizes.expression(size).subs(names[0], n) for n in (DIVIDED, 3 * DIVIDED)}
     return int(found.pop()) if len(found) == 1 else None
 
 
@@ -176,47 +153,24 @@ def few_steps(chunk: int = 1) -> Iterator[Marks]:
     Args:
         chunk: tokens of a step, where loops take slices.
     """
-    sizes: list[torch.SymInt] = []
+    counted: list[torch.SymInt] = []
 
     def count(size: torch.SymInt) -> int:
-        node = size.node
-        if not node.is_constant() and node.hint is not None:
-            sizes.append(size)
-            return int(node.hint)
-        return int(node.int_())
+        number = None if sizes.is_constant(size) else sizes.hint(size)
+        if number is None:
+            return sizes.fixed(size)
+        counted.append(size)
+        return number
 
-    with _counting_by(count), _comparing_last(sizes), Marks(sizes, chunk) as marks:
+    def is_last(size: torch.SymInt, number: int) -> bool:
+        # ``if t == x.shape[1] - 1``: torch takes it that the number of the step is that of all
+        # lengths. A size that a loop has counted to is compared as it is in the example.
+        own = sizes.symbols(size)
+        known = set().union(*map(sizes.symbols, counted))
+        return bool(own) and own <= known and number == sizes.hint(size)
+
+    with sizes.counting_by(count), sizes.comparing_by(is_last), Marks(counted, chunk) as marks:
         yield marks
-
-
-@contextmanager
-def _comparing_last(sizes: Sequence[torch.SymInt]) -> Iterator[None]:
-    """Let loops ask whether a step is the last: ``if t == x.shape[1] - 1``.
-
-    torch takes it that the number of the step is then that of all lengths. Here a size that a loop
-    has counted to is compared as that of the example, with the number it is there.
-    """
-    saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
-
-    def comparing(name: str) -> Callable[[torch.SymInt, Any], Any]:
-        def compare(size: torch.SymInt, number: Any) -> Any:
-            hint = size.node.hint
-            counted = set().union(*(s.node.expr.free_symbols for s in sizes))
-            own = set() if size.node.is_constant() else size.node.expr.free_symbols
-            in_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
-            if not in_torch and type(number) is int and number == hint and own and own <= counted:
-                return getattr(operator, name)(hint, number)
-            return saved[name](size, number)
-
-        return compare
-
-    for name in COMPARED:
-        setattr(torch.SymInt, name, comparing(name))
-    try:
-        yield
-    finally:
-        for name, function in saved.items():
-            setattr(torch.SymInt, name, function)
 
 
 class Marks(TorchFunctionMode):
@@ -247,16 +201,14 @@ class Marks(TorchFunctionMode):
     def length(self, count: int) -> torch.SymInt | None:
         """Return the size that a list of this many steps has, if a loop counted to it."""
         for size in self.counted:
-            if size.node.hint == count:
+            if sizes.hint(size) == count:
                 return size
-            if size.node.hint == count * self.chunk:
+            if sizes.hint(size) == count * self.chunk:
                 return size // self.chunk
         for size in self.counted:
-            for symbol in size.node.expr.free_symbols:
-                environment = size.node.shape_env
-                if environment.backed_var_to_val.get(symbol) == count:
-                    found: torch.SymInt = environment.create_symintnode(symbol, hint=count)
-                    return found
+            for name in sizes.symbols(size):
+                if sizes.example(size, name) == count:
+                    return sizes.as_size(size, name, count)
         return None
 
     def stack(self, tensors: Any, dim: int = 0) -> Any:
@@ -285,7 +237,7 @@ class Marks(TorchFunctionMode):
 
     def _check_chunks(self, count: torch.SymInt, size: int) -> None:
         """Limit tokens to whole chunks: a rest would belong to no step."""
-        whole = self.length(count.node.hint * size)
+        whole = self.length((sizes.hint(count) or 0) * size)
         if whole is not None and whole % size != 0:
             raise ValueError(f"{whole} tokens are no whole chunks of {size}")
 
@@ -312,7 +264,7 @@ class Marks(TorchFunctionMode):
     def split(self, tensor: Tensor, size: Any, dim: int = 0) -> Any:
         """Return the chunks of a tensor along a symbolic dimension."""
         whole = tensor.shape[dim]
-        if isinstance(whole, int) or size != self.chunk or whole.node.hint % size:
+        if isinstance(whole, int) or size != self.chunk or (sizes.hint(whole) or 0) % size:
             return NotImplemented
         return tuple(tensor.narrow(dim, t, size) for t in range(0, whole, size))
 
@@ -325,9 +277,10 @@ class Marks(TorchFunctionMode):
         """Collect ``y[:, t] = value``; after the last step, y is what was collected."""
         dim, step, width = step_of(index)
         length: Any = tensor.shape[dim] if dim < tensor.dim() else 0
-        if step is None or isinstance(length, int) or length.node.hint is None:
+        number = None if isinstance(length, int) else sizes.hint(length)
+        if step is None or number is None:
             return NotImplemented
-        if not isinstance(value, Tensor) or length.node.hint % max(width, 1):
+        if not isinstance(value, Tensor) or number % max(width, 1):
             return NotImplemented
         rank = tensor.dim() - (width == 0)
         writes = self.written.setdefault(id(tensor), _Writes(tensor, dim, width))
@@ -336,7 +289,7 @@ class Marks(TorchFunctionMode):
             self._flush([tensor])
             return NotImplemented
         writes.steps[step] = value
-        count = int(length.node.hint) // max(width, 1)
+        count = number // max(width, 1)
         if len(writes.steps) == count:
             del self.written[id(tensor)]
             steps = [writes.steps[t] for t in range(count)]

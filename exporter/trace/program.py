@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.first_run import buffers_kept, described
@@ -23,6 +22,9 @@ from linexport.patches import applied, modeling_files
 from linexport.patches.own_scans import own_scans
 from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
+from linexport.system.torch_internals import sizes
+from linexport.system.torch_internals.exports import LOGS
+from linexport.system.torch_internals.trees import pytree
 from linexport.trace import loops
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
@@ -99,23 +101,22 @@ def _own_failure(loaded: LoadedModel, said: str) -> str:
 
 def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> bool:
     """Return whether the model's code limits a size that nobody limited."""
-    _, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
-    if length_warnings(loaded.dynamic_shapes, dims, sizes):
+    _, dims, known = name_symbols(program, loaded.dynamic_shapes)
+    if length_warnings(loaded.dynamic_shapes, dims, known):
         return True
     values = (node.meta.get("val") for node in program.graph.nodes)
     found = (s for v in values for s in getattr(v, "shape", ()) if isinstance(s, torch.SymInt))
     size = next(found, None)
-    return size is not None and _has_other_guards(size.node.shape_env)
+    return size is not None and _has_other_guards(size)
 
 
-def _has_other_guards(environment: Any) -> bool:
-    """Return whether what torch saw of a size, and does not state, is not so of the next size."""
-    for guard in environment.guards:
-        sizes = {s: environment.backed_var_to_val.get(s) for s in guard.expr.free_symbols}
-        if None not in sizes.values():
-            following = {s: size + 1 for s, size in sizes.items()}
-            if str(guard.expr.subs(following)) == "False":
-                return True
+def _has_other_guards(size: torch.SymInt) -> bool:
+    """Return whether what torch saw of sizes, and does not state, is not so of the next ones."""
+    for guard in sizes.guards(size):
+        numbers = {s: sizes.example(size, s) for s in guard.free_symbols}
+        following = {s: n + 1 for s, n in numbers.items() if n is not None}
+        if len(following) == len(numbers) and str(guard.subs(following)) == "False":
+            return True
     return False
 
 
@@ -250,14 +251,14 @@ def _of_few_steps(
 def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
     """Return a dynamic size that a model cuts to slices of one width, and the width."""
     flat, _ = pytree.tree_flatten((loaded.args, loaded.kwargs))
-    sizes = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
+    lengths = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
     try:
         with torch.no_grad(), buffers_kept(loaded.module), Slices() as found:
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         log.info("slices of the model were not looked for: %s", error_summary(error))
         return None
-    return found.chunk(sizes)
+    return found.chunk(lengths)
 
 
 def _of_own_scans(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
@@ -289,7 +290,7 @@ class _FreezeProbe(logging.Handler):
 
 
 def _frozen_message(export: Callable[[], object], error: Exception, unclear: Sequence[str]) -> str:
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    log = logging.getLogger(LOGS["sizes"])
     probe, saved = _FreezeProbe(), (log.handlers, log.level, log.propagate)
     log.handlers, log.propagate = [probe], False
     log.setLevel(logging.INFO)

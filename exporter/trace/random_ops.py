@@ -10,6 +10,7 @@ import re
 import torch
 
 from linexport.errors import UnsupportedModelError
+from linexport.system.torch_internals.operators import Overload, arguments
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0, "p": 0.0}
 """Arguments of random operators that make them deterministic."""
@@ -40,14 +41,12 @@ def reject_nondeterminism(program: torch.export.ExportedProgram) -> None:
 
 def _is_random(node: torch.fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, Overload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    arguments |= dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
-    arguments |= node.kwargs
-    return not any(name in arguments and arguments[name] == off for name, off in _OFF.items())
+    given = arguments(target, node.args, node.kwargs)
+    return not any(name in given and given[name] == off for name, off in _OFF.items())
 
 
 def _line(node: torch.fx.Node) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
+from linexport.system.torch_internals.sizes import symbols
 from linexport.trace import loops
 
 
@@ -51,5 +51,4 @@ def _sizes(node: Node) -> set[Any]:
 
 
 def _symbols(size: Any) -> set[Any]:
-    value = size.meta.get("val") if isinstance(size, Node) else size
-    return {*value.node.expr.free_symbols} if isinstance(value, torch.SymInt) else set()
+    return symbols(size.meta.get("val") if isinstance(size, Node) else size)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from linexport.system.torch_internals.sizes import expression
+
 aten = torch.ops.aten
 
 CONVOLUTIONS = {
@@ -70,7 +72,7 @@ def _reads_no_end(node: Node, padding: Any) -> bool:
     beyond = [
         user.meta["val"].shape[-1] + kernel - 1 - tokens - _value(padding) for user in node.users
     ]
-    return all(n == 0 if isinstance(n, int) else n.node.expr == 0 for n in beyond)
+    return all(n == 0 if isinstance(n, int) else expression(n) == 0 for n in beyond)
 
 
 def _begins_at_first(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""Copies of an installed package in which names are changed, as its next releases may change them."""
+"""Copies of an installed package with other names, as its next releases may have them."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from linexport.loaders.files import sha256
 
 FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
+
 def check_external(path: Path, model: onnx.ModelProto) -> None:
     """Check every reference to external data.
 

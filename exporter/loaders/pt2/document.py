@@ -88,8 +88,9 @@ def check_program(data: bytes) -> None:
     Raises:
         UnsupportedModelError: it is damaged, of another schema, or holds an unexpected string.
     """
-    from torch._export.serde import schema
+    from linexport.system.torch_internals import files
 
+    schema = files.schema()
     program = parse(schema.ExportedProgram, data, "program")
     version = program.schema_version.major
     if version != schema.SCHEMA_VERSION[0]:
@@ -110,10 +111,11 @@ def parse(cls: type, data: bytes, what: str) -> Any:
     Raises:
         UnsupportedModelError: it does not fit the schema.
     """
-    from torch._export.serde.serialize import _bytes_to_dataclass
+    from linexport.system.torch_internals.files import PARSER
 
+    read = PARSER.need()
     try:
-        return _bytes_to_dataclass(cls, data)
+        return read(cls, data)
     except Exception as error:  # malformed JSON fails in a dozen ways there
         raise UnsupportedModelError(f"its {what} is damaged ({first_line(error)})") from error
 

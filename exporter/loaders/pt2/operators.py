@@ -65,10 +65,10 @@ def _registered(namespace: str, name: str, overload: str) -> bool:
     """Return whether the dispatcher has an op; it lacks TorchScript's builtins (aten.save)."""
     import torch
 
+    from linexport.system.torch_internals.operators import has_kernel
+
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError):
         return False
-    if not isinstance(found, torch._ops.OpOverload):
-        return False
-    return bool(torch._C._dispatch_has_kernel(found.name()))
+    return has_kernel(found)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.pt2.document import check_strings, parse
 from linexport.loaders.pt2.members import CONSTANTS_TABLE, WEIGHTS_TABLE
 from linexport.loaders.pt2.source_strings import shorten
-
-if TYPE_CHECKING:
-    from torch._export.serde.schema import TensorMeta
 
 _TABLES = (
     (WEIGHTS_TABLE, "data/weights/", "weight"),
@@ -34,8 +31,9 @@ def check_payloads(archive: TorchArchive) -> None:
     Raises:
         UnsupportedModelError: an entry is pickled, on another device, or larger than its bytes.
     """
-    from torch._export.serde import schema
+    from linexport.system.torch_internals import files
 
+    schema = files.schema()
     for table, folder, prefix in _TABLES:
         data = archive.read(table, _MAX_TABLE_BYTES)
         entries = parse(schema.PayloadConfig, data, "table of weights")
@@ -58,10 +56,11 @@ def _member_size(archive: TorchArchive, member: str) -> int:
     return archive.size(member)
 
 
-def _check_size(name: str, meta: TensorMeta, stored: int) -> None:
+def _check_size(name: str, meta: Any, stored: int) -> None:
     """Compare the bytes a tensor covers, and the bytes it has when copied, with those stored."""
-    from torch._export.serde import serialize
+    from linexport.system.torch_internals import files
 
+    serialize = files.serialize()
     try:
         sizes = serialize.deserialize_size(meta.sizes)
         strides = serialize.deserialize_stride(meta.strides)

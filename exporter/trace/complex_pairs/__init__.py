@@ -16,9 +16,13 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import Node
-from torch.onnx._internal.exporter import _decomp, _registration
 
 from linexport.errors import LinexportError, UnsupportedModelError
+from linexport.system.torch_internals.exports import (
+    decompositions,
+    translations_read_once,
+    work_left_out,
+)
 from linexport.trace.complex_pairs import arithmetic, layout, products, transforms
 from linexport.trace.complex_pairs.weights import Weights
 from linexport.trace.complex_pairs.writer import (
@@ -29,11 +33,9 @@ from linexport.trace.complex_pairs.writer import (
     opname,
     value_of,
 )
-from linexport.trace.exporter_work import work_left_out
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import COMPLEX, error_summary
 from linexport.trace.metadata import last_frame
-from linexport.trace.translations import translations_read_once
 
 __all__ = ["with_pairs"]
 
@@ -95,9 +97,7 @@ def _decomposed(
 ) -> ExportedProgram:
     """Return a program in the operators that torch.onnx translates, as far as it has them."""
     with exporting(), translations_read_once(), work_left_out():
-        registry = _registration.ONNXRegistry.from_torchlib(opset)
-        known = {*_decomp.get_onnx_implemented_overloads(registry), *translated}
-        return program.run_decompositions(_decomp.create_onnx_friendly_decomposition_table(known))
+        return program.run_decompositions(decompositions(opset, translated))
 
 
 def _rewritten(program: ExportedProgram, nodes: Sequence[Node]) -> ExportedProgram:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 
 from linexport.errors import UnsupportedModelError
+from linexport.system.torch_internals import operators
+from linexport.system.torch_internals.exports import fake_values
 
 aten = torch.ops.aten
 
@@ -55,13 +55,12 @@ def is_zero(x: Node) -> bool:
 
 def opname(node: Node) -> str:
     """Return mul of aten.mul.Tensor."""
-    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))
+    return operators.short_name(node.target)
 
 
 def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of a node by name, without those left out."""
-    schema = getattr(node.target, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema else [str(i) for i in range(9)]
+    names = operators.argument_names(node.target) or [str(i) for i in range(9)]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
@@ -80,7 +79,8 @@ class PairWriter:
         self._sizes: dict[str, Node] = {}
         self._with_size: dict[str, tuple[Node, int]] = {}
         values = (leaf for node in graph.nodes for leaf in _leaves(value_of(node)))
-        self.mode: FakeTensorMode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        fake, self._dispatching = fake_values()
+        self.mode: Any = next(v.fake_mode for v in values if isinstance(v, fake))
 
     def begin(self, node: Node) -> None:
         """Write in front of a node from here on."""
@@ -104,7 +104,7 @@ class PairWriter:
         with self.graph.inserting_before(self.node):
             made = self.graph.call_function(target, args, kwargs)
         values = torch.fx.map_arg((args, kwargs), value_of)
-        with torch.no_grad(), self.mode, enable_python_dispatcher():
+        with torch.no_grad(), self.mode, self._dispatching():
             found = target(*values[0], **values[1])
         kept = {k: v for k, v in self.node.meta.items() if k != "tensor_meta"}
         made.meta = {**kept, "val": found}

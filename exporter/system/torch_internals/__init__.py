@@ -1,0 +1,81 @@
+"""What linexport uses of torch that torch does not promise: named in this folder, and nowhere else.
+
+    Internal("torch.onnx._internal.exporter._registration", "ONNXRegistry", purpose, without)
+
+Each says what it stands in for and what is done where a release has it no more: a slower way, or an
+error that names the release, and those that are tested. ``all_internals`` lists them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from linexport.errors import EnvironmentProblemError
+from linexport.system.versions import TORCH
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A name that torch does not promise.
+
+    Attributes:
+        module: that has it.
+        name: in that module; "Class.method" for a method.
+        purpose: what linexport does with it.
+        without: what is done where it is gone; None: what needs it is refused.
+    """
+
+    module: str
+    name: str
+    purpose: str
+    without: str | None = None
+
+    def find(self) -> Any:
+        """Return what has this name; None where this torch has not."""
+        try:
+            found: Any = importlib.import_module(self.module)
+        except ImportError:
+            found = None
+        for part in self.name.split("."):
+            found = getattr(found, part, None)
+        if found is None:
+            log.info("torch has no %s.%s", self.module, self.name)
+        return found
+
+    def need(self) -> Any:
+        """Return what has this name.
+
+        Raises:
+            EnvironmentProblemError: this torch has not.
+        """
+        found = self.find()
+        if found is None:
+            raise EnvironmentProblemError(
+                f"There is no {self.module}.{self.name}, by which linexport {self.purpose}. "
+                f"{TORCH.advice()}"
+            )
+        return found
+
+    def holder(self) -> tuple[Any, str] | None:
+        """Return what has it as an attribute, and the name there; None where nothing has."""
+        if self.find() is None:
+            return None
+        owner: Any = importlib.import_module(self.module)
+        *path, name = self.name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        return owner, name
+
+
+def all_internals() -> Iterator[Internal]:
+    """Yield those that the modules of this folder name."""
+    for found in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{found.name}")
+        yield from (value for value in vars(module).values() if isinstance(value, Internal))

@@ -1,0 +1,227 @@
+"""torch's exporters: work of theirs that is left out, and state that they keep.
+
+A small model took half of the time of its translation for work that does not depend on it:
+
+- The source of some 500 translations is parsed for every export, always with the same outcome.
+- The composite operators are asked of the dispatcher once for each namespace of operators, some
+  thirty times, for each of two tables, and replaced on every kind of device that torch knows.
+- The pass that makes casts explicit computes every value of the program again, to know its type.
+  The program states it.
+- Results of operators on fake tensors are kept and looked up by their inputs. Where sizes are
+  symbols a look-up costs more than the operator.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx import Node
+
+from linexport.system.torch_internals import Internal
+
+SLOWER = "left alone: every export takes longer"
+
+TRANSLATIONS = Internal(
+    "torch.onnx._internal.exporter._registration",
+    "ONNXRegistry.from_torchlib",
+    "reads the table of ONNX translations once a process",
+    SLOWER,
+)
+DECOMPOSITIONS = Internal(
+    "torch.onnx._internal.exporter._decomp",
+    "create_onnx_friendly_decomposition_table",
+    "decomposes operators on complex numbers",
+)
+COMPOSITES = Internal(
+    "torch._export.utils",
+    "_materialize_cpp_cia_ops",
+    "asks for the composite operators once a process",
+    SLOWER,
+)
+ALIAS_KEYS = Internal(
+    "torch.export.exported_program",
+    "_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE",
+    "decomposes operators on devices that a model may be on",
+    SLOWER,
+)
+BACKEND_KEYS = Internal(
+    "torch.export.exported_program",
+    "_BACKEND_KEYS_TO_OVERRIDE",
+    "decomposes operators on devices that a model may be on",
+    SLOWER,
+)
+PROMOTION = Internal(
+    "torch.onnx._internal.fx.passes.type_promotion",
+    "_TypePromotionInterpreter.run_node",
+    "takes the types of values from the program",
+    SLOWER,
+)
+FAKE_CACHE = Internal(
+    "torch._dynamo.config",
+    "fake_tensor_cache_enabled",
+    "traces without a cache that costs more than it saves",
+    SLOWER,
+)
+CONTROL_FLOW = Internal(
+    "torch._higher_order_ops.utils",
+    "_hop_compile_and_call",
+    "runs cond, while_loop and scan as they are",
+    "torch compiles them first, which fails in torch 2.13.0 once a module was exported",
+)
+SCAN = Internal(
+    "torch._higher_order_ops.associative_scan",
+    "associative_scan",
+    "traces scans of PyTorch as loops over tokens",
+    "torch traces them as trees, for one length",
+)
+FAKE_TENSOR = Internal(
+    "torch._subclasses.fake_tensor", "FakeTensor", "computes the shapes of nodes it writes"
+)
+DISPATCHER = Internal(
+    "torch._dispatch.python", "enable_python_dispatcher", "computes the shapes of nodes it writes"
+)
+
+LOGS = {
+    "sizes": "torch.fx.experimental.symbolic_shapes",
+    "trace": "torch.export._trace",
+    "values": "torch._subclasses.fake_tensor",
+}
+"""Names of torch's own logs; a log of another name is not silenced, or not read."""
+
+DEVICES = ("CPU", "CUDA", "MPS", "Meta", "XPU")
+"""Devices that a model may be on, as torch's dispatcher calls them."""
+
+_exporting = threading.RLock()
+_tables: dict[tuple[int, bool], Any] = {}
+
+
+@contextmanager
+def _replaced(internal: Internal, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Put something else in the place of a name of torch; do nothing where it is gone."""
+    place = internal.holder()
+    if place is None:
+        yield
+        return
+    owner, name = place
+    with mock.patch.object(owner, name, change(getattr(owner, name))):
+        yield
+
+
+@contextmanager
+def translations_read_once() -> Iterator[None]:
+    """Give every export inside a copy of one table of ONNX translations."""
+    with _exporting, _replaced(TRANSLATIONS, _once):
+        yield
+
+
+def _once(original: Callable[..., Any]) -> staticmethod[[int], Any]:
+    def from_torchlib(opset_version: int) -> Any:
+        # torchvision's operators are in the table only once it has been imported.
+        key = opset_version, "torchvision" in sys.modules
+        if key not in _tables:
+            _tables[key] = original(opset_version=opset_version)
+        # A copy, to which an export adds translations of its own.
+        fresh = copy.copy(_tables[key])
+        fresh.functions = {target: list(f) for target, f in _tables[key].functions.items()}
+        return fresh
+
+    return staticmethod(from_torchlib)
+
+
+def decompositions(opset: int, translated: Collection[Any]) -> Any:
+    """Return the decompositions of what ``torch.onnx`` does not translate.
+
+    Args:
+        opset: of the translations.
+        translated: operators that are translated besides its own.
+
+    Raises:
+        EnvironmentProblemError: this torch has no such table.
+    """
+    table = DECOMPOSITIONS.need()
+    implemented = importlib.import_module(DECOMPOSITIONS.module).get_onnx_implemented_overloads
+    registry = importlib.import_module(TRANSLATIONS.module).ONNXRegistry
+    return table({*implemented(registry.from_torchlib(opset)), *translated})
+
+
+@contextmanager
+def work_left_out() -> Iterator[None]:
+    """Leave work of ``torch.onnx.export`` out that nothing is made of."""
+    with _exporting, ExitStack() as restore:
+        for internal, change in CHANGES:
+            restore.enter_context(_replaced(internal, change))
+        yield
+
+
+def _of_devices(keys: list[Any]) -> list[Any]:
+    """Return the dispatch keys of ``DEVICES`` alone."""
+    return [key for key in keys if key.name.removeprefix("Autograd") in DEVICES]
+
+
+def _promoted(original: Callable[..., Any]) -> Callable[[Any, Node], Any]:
+    """Return ``run_node`` that adds the casts of a node, and takes its value from the program."""
+    type_promotion = importlib.import_module(PROMOTION.module)
+
+    def run_node(interpreter: Any, node: Node) -> Any:
+        if node.op != "call_function" or "val" not in node.meta:
+            return original(interpreter, node)
+        with interpreter._set_current_node(node):
+            rule = type_promotion.get_type_promotion_rule(node, interpreter.type_promotion_table)
+            if rule:
+                interpreter._maybe_promote_node(node, rule)
+        return node.meta["val"]  # a node with casts was run, and has the value of that
+
+    return run_node
+
+
+CHANGES: tuple[tuple[Internal, Callable[[Any], Any]], ...] = (
+    (COMPOSITES, cache),
+    (ALIAS_KEYS, _of_devices),
+    (BACKEND_KEYS, _of_devices),
+    (PROMOTION, _promoted),
+)
+
+
+@contextmanager
+def without_fake_cache() -> Iterator[None]:
+    """Trace without the cache of results on fake tensors.
+
+    Without it, eight small attention modules are traced in 17.9 s of CPU instead of 24.3, and a
+    Qwen3.5 of four layers in 23.2 instead of 25.1.
+    """
+    found = FAKE_CACHE.find()
+    with nullcontext() if found is None else _config().patch(fake_tensor_cache_enabled=False):
+        yield
+
+
+def _config() -> Any:
+    return importlib.import_module(FAKE_CACHE.module)
+
+
+@contextmanager
+def control_flow_as_it_is() -> Iterator[None]:
+    """Run ``torch.cond``, ``while_loop`` and ``scan`` without compiling them."""
+
+    def call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+        return fn(*args, **(kwargs or {}))
+
+    with _replaced(CONTROL_FLOW, lambda _: call):
+        yield
+
+
+def fake_values() -> tuple[type[torch.Tensor], Callable[[], Any]]:
+    """Return the class of tensors without values, and a context in which operators take them.
+
+    Raises:
+        EnvironmentProblemError: this torch has no such class.
+    """
+    return FAKE_TENSOR.need(), DISPATCHER.need()

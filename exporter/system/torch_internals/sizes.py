@@ -1,0 +1,127 @@
+"""Sizes of tensors while a model is traced: symbols, what they are in the example, and guards.
+
+``torch.SymInt`` is public, and what it stands for is not. torch fixes a size that Python asks for
+as an integer; while loops are looked for, such questions are answered here, see ``trace.loops``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linexport.system.torch_internals import Internal
+
+NODE = Internal(
+    "torch.fx.experimental.sym_node", "SymNode", "reads the expression that a size stands for"
+)
+ENVIRONMENT = Internal(
+    "torch.fx.experimental.symbolic_shapes",
+    "ShapeEnv.create_symintnode",
+    "reads the sizes of the example, and the guards on them",
+)
+AS_INTEGER = Internal(
+    "torch",
+    "SymInt.__int__",
+    "counts the steps of a loop over tokens, which torch would fix",
+)
+COMPARED = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+TORCH = str(Path(torch.__file__).parent)
+
+Symbol = Any
+"""A symbol of sympy."""
+
+
+def expression(size: torch.SymInt) -> Any:
+    """Return what a size is, as an expression of sympy."""
+    return size.node.expr
+
+
+def symbols(size: Any) -> set[Symbol]:
+    """Return the symbols in a size; none in a number."""
+    if not isinstance(size, torch.SymInt) or is_constant(size):
+        return set()
+    return {*size.node.expr.free_symbols}
+
+
+def is_constant(size: torch.SymInt) -> bool:
+    """Return whether a size is a number that torch wraps."""
+    return bool(size.node.is_constant())
+
+
+def hint(size: torch.SymInt) -> int | None:
+    """Return a size in the example; None where it is not known."""
+    found = size.node.hint
+    return None if found is None else int(found)
+
+
+def fixed(size: torch.SymInt) -> int:
+    """Return a size as an integer, as torch does: it is that number from here on."""
+    return int(size.node.int_())
+
+
+def varies(size: torch.SymInt) -> bool:
+    """Return whether a size may be another one than in the example."""
+    limits = size.node.shape_env.bound_sympy(size.node.expr)
+    return bool(limits.lower != limits.upper)
+
+
+def example(size: torch.SymInt, symbol: Symbol) -> int | None:
+    """Return what a symbol is in the example of the trace that a size belongs to."""
+    found = size.node.shape_env.backed_var_to_val.get(symbol)
+    return None if found is None else int(found)
+
+
+def as_size(size: torch.SymInt, symbol: Symbol, number: int) -> torch.SymInt:
+    """Return a symbol of the same trace as a size, which is ``number`` in the example."""
+    found: torch.SymInt = size.node.shape_env.create_symintnode(symbol, hint=number)
+    return found
+
+
+def guards(size: torch.SymInt) -> Iterator[Any]:
+    """Yield what torch saw of the sizes of a trace, as expressions."""
+    yield from (guard.expr for guard in size.node.shape_env.guards)
+
+
+@contextmanager
+def counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
+    """Let a function say what a size is where Python asks for an integer: in ``range``, say."""
+    saved = torch.SymInt.__index__, torch.SymInt.__int__
+    torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
+
+
+@contextmanager
+def comparing_by(known: Callable[[torch.SymInt, int], bool]) -> Iterator[None]:
+    """Compare sizes with numbers by their hints where a function says so, outside of torch's code.
+
+    Args:
+        known: of a size and a number.
+    """
+    saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
+
+    def comparing(name: str) -> Callable[[torch.SymInt, Any], Any]:
+        def compare(size: torch.SymInt, number: Any) -> Any:
+            caller = getattr(inspect.currentframe(), "f_back", None)
+            in_torch = caller is not None and caller.f_code.co_filename.startswith(TORCH)
+            if not in_torch and type(number) is int and known(size, number):
+                return getattr(operator, name)(hint(size), number)
+            return saved[name](size, number)
+
+        return compare
+
+    for name in COMPARED:
+        setattr(torch.SymInt, name, comparing(name))
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(torch.SymInt, name, function)

@@ -1,0 +1,16 @@
+"""Nests of inputs and outputs as torch.export takes them apart: lists, dicts, own classes."""
+
+from __future__ import annotations
+
+from linexport.system.torch_internals import Internal
+
+TREES = Internal(
+    "torch.utils._pytree",
+    "tree_flatten",
+    "takes inputs apart in the order of torch.export",
+)
+TREES.need()
+
+from torch.utils import _pytree as pytree  # noqa: E402 - after the error that names the release
+
+__all__ = ["pytree"]
