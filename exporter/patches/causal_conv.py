@@ -43,5 +43,5 @@ PATCH = Patch(
         Swap("causal_conv1d_fn", causal_conv1d_fn),
         Swap("apply_mask_to_padding_states", apply_mask_to_padding_states),
     ),
-    families=("inkling", "inkling2", "lfm2", "lfm2_moe", "lfm3"),
+    families=("inkling", "inkling2", "inkling2_loop", "lfm2", "lfm2_moe", "lfm3"),
 )

@@ -23,12 +23,16 @@ def forward(
     dynamic_input: Tensor,
     cache: Any = None,
     conv_mask: Tensor | None = None,
+    cache_offset: int = 0,
     **kwargs: Any,
 ) -> Tensor:
-    """Stands in for ``Inkling2DynamicShortConvolution.forward``."""
+    """Stands in for ``Inkling2DynamicShortConvolution.forward``.
+
+    A layer that is run several times keeps its inputs for each pass: ``cache_offset`` layers on.
+    """
     size, heads, length = self.conv_kernel_size, self.num_heads, hidden_states.shape[1]
     states = active()
-    states.begin_convolution(f"{self.layer_idx}_{self.conv_idx}")
+    states.begin_convolution(f"{self.layer_idx + cache_offset}_{self.conv_idx}")
     inputs = states.window(hidden_states.transpose(1, 2), size - 1).transpose(1, 2)
     own = self.weight_proj(dynamic_input).unflatten(2, (heads, 1, size))
     total = hidden_states
@@ -39,6 +43,9 @@ def forward(
 
 
 PATCH = Patch(
-    swaps=(Swap("Inkling2DynamicShortConvolution.forward", forward),),
-    families=("inkling2",),
+    swaps=tuple(
+        Swap(f"{family}DynamicShortConvolution.forward", forward)
+        for family in ("Inkling2", "Inkling2Loop")
+    ),
+    families=("inkling2", "inkling2_loop"),
 )

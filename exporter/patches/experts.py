@@ -36,8 +36,11 @@ ACTIVATIONS = {
 }
 """Activations that the op has, by the names of classes and of functions."""
 
-CAPPED = "Inkling2Experts._apply_gate", "Inkling2SoftcappedSwiGLU"
-"""Names of a gate with soft caps, and of its activation, which has ``gate_softcap`` and
+CAPPED = {
+    (f"{family}Experts._apply_gate", f"{family}SoftcappedSwiGLU")
+    for family in ("Inkling2", "Inkling2Loop")
+}
+"""Names of gates with soft caps, and of their activations, which have ``gate_softcap`` and
 ``up_softcap``."""
 
 
@@ -105,7 +108,7 @@ def described(module: Any) -> ExpertFunction | None:
     activation = getattr(act, "__name__", type(act).__name__)
     if gate is find("integrations.moe", "_default_apply_gate") and activation in ACTIVATIONS:
         return ExpertFunction(ACTIVATIONS[activation], module.has_gate)
-    if (gate.__qualname__, activation) == CAPPED and module.has_gate:
+    if (gate.__qualname__, activation) in CAPPED and module.has_gate:
         caps = act.gate_softcap.softcap, act.up_softcap.softcap
         # Of a cap of zero the library's quotient is no number, where the op has no cap.
         return ExpertFunction("silu", True, *caps) if min(caps) > 0 else None

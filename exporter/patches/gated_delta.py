@@ -68,6 +68,7 @@ PATCH = Patch(
     families=(
         "bailing_hybrid",
         "kimi_linear",
+        "lara_mini",
         "olmo_hybrid",
         "qwen3_5",
         "qwen3_5_moe",

@@ -38,6 +38,7 @@ KINDS = (
 def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
     """A cache for one run of a model, holding the past of ``state_cache``."""
     made = DynamicCache(config=config)
+    made.layers = _of_all_passes(config)
     for index, layer in enumerate(made.layers):
         if is_linear(layer):
             _tell(layer, state_cache, index)
@@ -62,7 +63,7 @@ def windows(config: Any) -> dict[int, int | None]:
     Raises:
         UnsupportedModelError: a layer keeps something else, too.
     """
-    layers = DynamicCache(config=config).layers
+    layers = _of_all_passes(config)
     for index, layer in enumerate(layers):
         if type(layer).__name__ not in KINDS:
             raise _unknown_kind(config, index, layer)
@@ -74,8 +75,21 @@ def windows(config: Any) -> dict[int, int | None]:
     return {index: None if window is None else window - 1 for index, window in found.items()}
 
 
+def _of_all_passes(config: Any) -> list[Any]:
+    """Return the layers of a new cache, those that a model runs several times once for each pass.
+
+    The library adds copies of them at the first call, behind the others, one pass after another.
+    """
+    layers, text = DynamicCache(config=config).layers, config.get_text_config(decoder=True)
+    for _ in range(1, getattr(text, "loop_num_passes", 1)):
+        again = slice(text.loop_layer_index_start, text.loop_layer_index_end)
+        layers = [*layers, *DynamicCache(config=config).layers[again]]
+    return list(layers)
+
+
 def _unknown_kind(config: Any, index: int, layer: Any) -> UnsupportedModelError:
-    kind = config.get_text_config(decoder=True).layer_types[index]
+    types = config.get_text_config(decoder=True).layer_types
+    kind = types[index % len(types)]
     what = f"Layer {index} of {config.model_type} is of type {kind!r}"
     if hasattr(layer, "update_indexer"):
         return UnsupportedModelError(
