@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, spans
+from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, span_of, spans
 from linexport.token_flow.interpreter import FlowKind, Interpreter
 from linexport.token_flow.lengths import PAST, ZERO, Length, of
 from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
@@ -243,6 +243,18 @@ def _shifted(a: Interpreter, value: TokenValue, place: int, number: int, by: Len
     return replace(value, axes=tuple(axes), form=form, mask=mask, tag=None)
 
 
+def at_call(a: Interpreter, value: TokenValue, place: int) -> TokenValue:
+    """Return a value whose tokens, a number behind those of the call, are called by the latter.
+
+    A value with other tokens is returned as it is.
+    """
+    span = span_of(value.known_axes[place])
+    if span is None or span.stop - span.start != a.piece or span.real is not None:
+        return value
+    behind = (a.past - span.start).number
+    return _shifted(a, value, place, 0, of(behind)) if behind and behind > 0 else value
+
+
 def untimed(a: Interpreter, value: TokenValue, place: int, span: Span) -> TokenValue:
     """Return a value whose few tokens at a place are no more than elements."""
     if span.real is not None:
@@ -302,12 +314,15 @@ def _mask(op: str, values: Sequence[TokenValue], axes: Sequence[Axis]) -> Mask:
 
 
 def pair_of(axes: Sequence[Axis]) -> tuple[int, int] | None:
-    """Return the places of two axes of tokens; None where there are others, or chunks."""
+    """Return the places of two axes of tokens; None where there are others, or chunks.
+
+    Heads of queries may be in front of the tokens in one axis.
+    """
     places = [i for i, axis in enumerate(axes) if has_tokens(axis)]
     if len(places) != 2:
         return None
-    own = [axes[i] for i in places]
-    whole = all(len(axis) == 1 and spans([axis])[0].step == 1 for axis in own)
+    steps = [sorted(factor.step for factor in axes[i]) for i in places]
+    whole = all(own[-1] == 1 and not any(own[:-1]) for own in steps)
     return (places[0], places[1]) if whole else None
 
 

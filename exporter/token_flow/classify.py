@@ -150,12 +150,10 @@ def _output_fault(a: Interpreter, value: TokenValue) -> tuple[int | None, str] |
                 span.filled_by,
                 "puts rows of zeros or weights in front of the tokens of each call",
             )
-        if span.start != a.past:
-            ahead = (span.start - a.past).number
-            if ahead is not None and ahead > 0:
-                return None, f"lets tokens read up to {ahead} later ones"
-            return None, "gives an output for other tokens than those of a call"
-        if span.stop != a.end:
+        ahead = (span.start - a.past).number
+        if ahead is not None and ahead > 0:
+            return None, f"lets tokens read up to {ahead} later ones"
+        if ahead is None or span.stop - span.start != a.piece:
             return None, "gives an output for fewer or more tokens than there are"
     return None
 

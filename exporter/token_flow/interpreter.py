@@ -8,6 +8,7 @@ that cannot be followed. What reads it is followed on, as if it did not, to find
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,11 @@ from linexport.graph.states import State
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, spans
 from linexport.token_flow.lengths import PAST, Length, of, parse, symbol
 from linexport.token_flow.values import SMALL, MixingError, Tag, Time, TokenValue, array
+
+log = logging.getLogger(__name__)
+
+UNEXPECTED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of rules at nodes whose inputs or attributes are not those of the operator."""
 
 Rule = Callable[["Interpreter", gs.Node], "Sequence[TokenValue]"]
 """Gives the values of a node's outputs, in order; raises ``MixingError``."""
@@ -313,6 +319,9 @@ class Interpreter:
             outputs = list(RULES[key](self, node))
         except MixingError as fault:
             outputs = self._faulty(node, inputs, fault)
+        except UNEXPECTED as error:  # a graph that its operators do not allow
+            log.debug("%s %r is not followed", node.op, node.name, exc_info=error)
+            outputs = self._faulty(node, inputs, MixingError("is not followed as it is written"))
         self._at.pop()
         for tensor, value in zip(node.outputs, outputs, strict=False):
             self._keep(tensor, value, number)
@@ -363,11 +372,17 @@ class Interpreter:
     def _faulty(
         self, node: gs.Node, inputs: Sequence[TokenValue], fault: MixingError
     ) -> list[TokenValue]:
-        number = self.number if fault.at is None else fault.at
-        blamed = self.followed[number]
-        blamed.kind = FlowKind.MIXING
-        blamed.reason, blamed.advice = blamed.reason or str(fault), blamed.advice or fault.advice
-        faults = frozenset({number}).union(*(v.faults for v in inputs))
+        faults = frozenset[int]().union(*(v.faults for v in inputs))
+        # Behind a node that mixes tokens not every shape is known: that is not another fault.
+        if not any(v.axes is None and v.faults for v in inputs):
+            number = self.number if fault.at is None else fault.at
+            blamed = self.followed[number]
+            blamed.kind = FlowKind.MIXING
+            blamed.reason, blamed.advice = (
+                blamed.reason or str(fault),
+                blamed.advice or fault.advice,
+            )
+            faults |= {number}
         if fault.values is not None:
             return [replace(v, faults=faults) for v in fault.values]
         own = self.own

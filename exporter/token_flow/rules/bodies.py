@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, span_of
+from linexport.token_flow.broadcasting import at_call
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.rules.pieces import FILLED, HISTORY
 from linexport.token_flow.values import MixingError, Time, TokenValue
@@ -28,6 +29,7 @@ def scan(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     values = [a.value(t) for t in node.inputs]
     states, given = values[: len(values) - count], values[len(values) - count :]
     axes = [x % max(v.rank, 1) for x, v in zip(_places(node, "input", count), given, strict=True)]
+    given = [at_call(a, v, x) for v, x in zip(given, axes, strict=True)]
     along = [v.known_axes[x] for v, x in zip(given, axes, strict=True)]
     outs = _places(node, "output", len(node.outputs) - len(states))
     inner = [

@@ -12,6 +12,7 @@ from linexport.plugins.ops import causal_conv, causal_conv_tokens
 from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
 from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of, spans
+from linexport.token_flow.broadcasting import at_call
 from linexport.token_flow.interpreter import RULES, FlowKind, Interpreter
 from linexport.token_flow.lengths import Length, of
 from linexport.token_flow.rules.pieces import FILLED, HISTORY
@@ -40,6 +41,8 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         raise MixingError(f"cannot be followed: {error}") from error
     pasts = {op.input_names[port.past] for port in ports}
     read = {name: value for name, value in given.items() if name not in pasts}
+    for name in op.token_axis.keys() & read.keys():
+        read[name] = at_call(a, read[name], op.token_axis[name])
     span = _tokens(a, node, op, read)
     a.check_same_everywhere(*read.values())
     if any(v.time != Time.ALWAYS for v in read.values()):
@@ -53,7 +56,7 @@ def follow_op(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
             a.note(FlowKind.STATEFUL, width - 1, width - 1)
     tokens = any(v.tokens for v in read.values())
     faults = frozenset().union(*(v.faults for v in read.values()))
-    first = given[op.input_names[0]].known_axes
+    first = read[op.input_names[0]].known_axes
     presents = {port.present for port in ports}
     places, found = op.tokens(node.attrs), []
     for place, name in enumerate(op.output_names[: len(node.outputs)]):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of
+from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of
 from linexport.token_flow.broadcasting import align
 from linexport.token_flow.interpreter import FlowKind, Interpreter, Join, rule
 from linexport.token_flow.lengths import ZERO, Length, of
@@ -187,6 +187,11 @@ def concat(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     if not any(has_tokens(axis) for axis in along):
         return [_joined(a, parts, place, fixed(_total(along)))]
     known = [span_of(axis) for axis in along]
+    if known[0] is not None and all(s == known[0] for s in known):
+        # The same tokens several times: as several heads in front of them in one axis.
+        found = _joined(a, parts, place, (Fixed(of(len(parts))), known[0]))
+        same = all(p.mask == parts[0].mask for p in parts)
+        return [replace(found, mask=parts[0].mask) if same else found]
     if any(s is None and has_tokens(axis) for s, axis in zip(known, along, strict=True)):
         raise MixingError("joins axes of sequences and tokens")
     return [_tokens_joined(a, parts, place, known)]

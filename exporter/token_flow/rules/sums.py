@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import Axis, Span, has_tokens, span_of
+from linexport.token_flow.axes import Axis, Span, has_tokens, span_of, spans
 from linexport.token_flow.broadcasting import elementwise, pair_of
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import of
@@ -108,8 +108,7 @@ def check_along(
         raise MixingError("reduces over all tokens of a call", advice, values=whole)
     other = given.known_axes[pair[0] if pair[1] == place else pair[1]]
     mask = given.mask if pair[1] == place else given.mask.turned()
-    query = span_of(other)
-    assert query is not None
+    query = spans([other])[0]
     hull = mask.within(neutral)
     if hull is None:
         return
@@ -319,11 +318,18 @@ def running_sum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     a.check_same_everywhere(given)
     found = elementwise(a, node.op, [given])
     for place in places:
-        if given.known_axes[place]:
+        span = span_of(given.known_axes[place])
+        if span is not None and span.valid_from.number is not None and not _is_turned(node):
+            a.note(FlowKind.STATEFUL)  # all rows are there, from the first of the sequence on
+        elif given.known_axes[place]:
             if node.attrs.get("exclusive", 0) and node.attrs.get("reverse", 0):
                 a.turns[a.number] = node.inputs[0].name
             check_along(a, node.op, given, place, None, [found])
     return [found]
+
+
+def _is_turned(node: gs.Node) -> bool:
+    return bool(node.attrs.get("reverse", 0))
 
 
 @rule("DFT", "STFT")
