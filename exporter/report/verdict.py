@@ -275,7 +275,7 @@ def streaming_check(manifest: Manifest) -> Check:
         graph = "the float32 layers, each by itself: "
     detail = f"{graph}{tried} split{'s' * (tried != 1)}"
     if tried:
-        detail += f" of up to {count(max(map(sum, streaming.splits)))} tokens"
+        detail += f" to {count(max(map(sum, streaming.splits)))} tokens"
     detail += f", largest relative error {error(streaming.max_relative_error)}"
     detail += f"; not tried: {streaming.skipped}" if streaming.skipped else ""
     if streaming.passed:
