@@ -96,3 +96,12 @@ class BuildError(LinexportError):
     """Tracing or lowering failed."""
 
     exit_code = 6
+
+
+class TimeLimitError(BaseException):
+    """A call of a model took longer than is allowed, and was ended.
+
+    An interruption, as KeyboardInterrupt is: no check takes it for a failure of the model.
+    """
+
+    exit_code = EnvironmentProblemError.exit_code

@@ -41,7 +41,7 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 def quickly(model_type: str) -> str:
     """Load and export a tiny model, and run it in pieces; return "streams", or what is wrong."""
-    config, auto, inputs = SOURCES[model_type]
+    config, auto, _ = SOURCES[model_type]
     with tempfile.TemporaryDirectory() as work:
         save_model(config, model_type, Path(work), auto)
         try:

@@ -20,6 +20,7 @@ from linexport.cli.options import (
     SourceOption,
     Strict,
     Threads,
+    TimeLimit,
     TrustRemoteCode,
     parse_lengths,
     trust_of,
@@ -27,6 +28,7 @@ from linexport.cli.options import (
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
+from linexport.system.time_limit import DEFAULT, limited
 from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def bench(
     threads: Threads = 0,
     seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
+    time_limit: TimeLimit = DEFAULT,
     key: KeyOption = None,
     newer_than: NewerThan = None,
     json: Json = False,
@@ -76,7 +79,7 @@ def bench(
     peak memory. With any of them: prefill and decode in tokens a second, from a state that has
     seen so many tokens; by default pp512 and tg128 at depth 0.
     """
-    with guarded(json):
+    with guarded(json), limited(time_limit):
         from linexport.conversion import revalidate
 
         work = _workload(prefill, decode, depth, repeats, output, plot)

@@ -16,7 +16,12 @@ from typing import Any, TextIO
 import typer
 
 from linexport.cli.output import echo
-from linexport.errors import EnvironmentProblemError, LinexportError, StoppedAfterPass
+from linexport.errors import (
+    EnvironmentProblemError,
+    LinexportError,
+    StoppedAfterPass,
+    TimeLimitError,
+)
 from linexport.system import signals
 from linexport.system.room import FULL, MAKE_ROOM
 
@@ -43,6 +48,8 @@ def guarded(json_output: bool) -> Iterator[None]:
         _fail(*signals.interruption(), json_output)
     except (typer.Exit, SystemExit):
         raise
+    except TimeLimitError as error:
+        _fail(str(error), error.exit_code, json_output)
     except LinexportError as error:
         interrupted = signals.interruption() if signals.received() else None
         _fail(*(interrupted or (str(error), error.exit_code)), json_output)

@@ -20,12 +20,14 @@ from linexport.cli.options import (
     ProviderOption,
     Strict,
     Threads,
+    TimeLimit,
     trust_of,
 )
 from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system import unread
 from linexport.system.terminal import visible_text
+from linexport.system.time_limit import DEFAULT, limited
 from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def generate(
             "obeys; otherwise these are escapes, such as \\x1b.",
         ),
     ] = False,
+    time_limit: TimeLimit = DEFAULT,
     key: KeyOption = None,
     newer_than: NewerThan = None,
     provider: ProviderOption = CPU,
@@ -139,7 +142,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue texts with a language model, token by token, from its state."""
-    with guarded(json):
+    with guarded(json), limited(time_limit):
         from linexport.artifact import NGramDraft, load
         from linexport.artifact.generating import GenerationRequest
         from linexport.cli.texts import GeneratedTexts

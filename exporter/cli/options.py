@@ -96,6 +96,18 @@ SourceOption = Annotated[
 ]
 
 
+TimeLimit = Annotated[
+    int,
+    typer.Option(
+        "--time-limit",
+        min=0,
+        metavar="SECONDS",
+        help="Most seconds of one call of the model: its graph may have a loop without an end. 0 "
+        "for no limit.",
+    ),
+]
+
+
 def trust_of(key: Path | None, newer_than: str | None) -> Trust | None:
     """Return whose artifacts are used; None for anybody's.
 

@@ -20,12 +20,14 @@ from linexport.cli.options import (
     SourceOption,
     Strict,
     Threads,
+    TimeLimit,
     TrustRemoteCode,
     trust_of,
 )
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
+from linexport.system.time_limit import DEFAULT, limited
 from linexport.targets.providers import CPU, Execution
 
 if TYPE_CHECKING:
@@ -84,12 +86,13 @@ def validate(
             "artifact that is recorded to have failed. Without it the folder stays as it is.",
         ),
     ] = False,
+    time_limit: TimeLimit = DEFAULT,
     key: KeyOption = None,
     newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
-    with guarded(json):
+    with guarded(json), limited(time_limit):
         from linexport.ci import validation
         from linexport.ci.regression import parse_percent
 

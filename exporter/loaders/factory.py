@@ -245,7 +245,6 @@ def _in_order(
 def _check_shapes(source: str, given: _Given) -> None:
     from linexport.system.torch_internals.trees import pytree
 
-
     shapes, count = given.shapes, len(given.examples)
     if shapes is not None and not isinstance(shapes, tuple | list | dict):
         raise UsageError(

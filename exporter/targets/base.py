@@ -15,6 +15,7 @@ from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
+from linexport.system.time_limit import watched
 from linexport.targets.ort_options import LOGITS_TO_KEEP, session_options, write_profile
 from linexport.targets.providers import CPU, CPU_ONLY, Execution
 
@@ -313,7 +314,8 @@ class OrtSession:
         """See ``InferenceSession``; states that are on a device stay there."""
         if self.memory is not None:
             return self.memory.run(inputs, {})
-        values = self.inner.run(None, self._complete(inputs))
+        with watched() as options:
+            values = self.inner.run(None, self._complete(inputs), options)
         return dict(zip(self.output_names, values, strict=True))
 
     def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from linexport.system.time_limit import watched
 from linexport.targets import dlpack
 from linexport.targets.blocks import Blocks
 from linexport.targets.device_array import DeviceArray
@@ -101,7 +102,8 @@ class OrtMemory:
             binding.bind_output(name, *self._place(array))
         for name in others:
             binding.bind_output(name, *((self.name, self.index) if name in stay else ("cpu", 0)))
-        self._inner.run_with_iobinding(binding, self._graphs and self._graphs.launched)
+        with watched(self._graphs and self._graphs.launched) as options:
+            self._inner.run_with_iobinding(binding, options)
         made = dict(zip(others, binding.get_outputs()[len(given) :], strict=True))
         return {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}
 

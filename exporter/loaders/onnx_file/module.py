@@ -16,6 +16,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph import external_data
 from linexport.loaders.files import first_line
 from linexport.loaders.onnx_file.retyped import BFLOAT16, DOUBLE, HALF, Kinds, has_bfloat16, retyped
+from linexport.system.time_limit import watched
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -94,7 +95,9 @@ class OnnxModule(torch.nn.Module):
             given.name: value.numpy().astype(_DTYPES[given.type], copy=False)
             for given, value in zip(self.inputs, args, strict=True)
         }
-        return tuple(torch.from_numpy(y) for y in self.session.run(None, feeds))
+        with watched() as options:
+            outputs = self.session.run(None, feeds, options)
+        return tuple(torch.from_numpy(y) for y in outputs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
         """Conversion to another dtype, of a copy.
