@@ -99,7 +99,8 @@ def test_each_kind_is_counted() -> None:
         # Other rows are kept than are read.
         (
             f"{SEEN} m1 = Neg(one)  late = Neg(seven)  l8 = Sub(late, one)"
-            f"present_inputs_0 = Slice(seen, l8, m1, one)  {COUNT} q = Slice(seen, zero, count, one)",
+            "present_inputs_0 = Slice(seen, l8, m1, one)"
+            f"  {COUNT} q = Slice(seen, zero, count, one)",
             "Concat",
             "gives other rows to the next call",
         ),
