@@ -84,7 +84,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
             infinite.
     """
     from linexport.loaders.bfloat16 import widened
-    from linexport.loaders.carried_buffers import carrying
+    from linexport.loaders.carrying import carrying
     from linexport.loaders.first_run import failure, run_once, runs
 
     given = _unpack(location, result)

@@ -27,7 +27,7 @@ LISTED = 6
 
 
 @dataclass(frozen=True)
-class Written:
+class Writes:
     """Names of what a call of a module has written to.
 
     Attributes:
@@ -43,7 +43,7 @@ class Written:
 
 def run_once(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Written:
+) -> Writes:
     """Run a module on its own example, and return what that writes.
 
     Args:
@@ -80,7 +80,7 @@ def run_once(
     return written
 
 
-def _check_alike(first: Any, second: Any, written: Written, name: str) -> None:
+def _check_alike(first: Any, second: Any, written: Writes, name: str) -> None:
     """Check that a second call gives what the first one gave.
 
     Raises:
@@ -111,9 +111,9 @@ class _Values:
         self._parameters = {n: _version(p) for n, p in _parameters(module)}
         self._attributes = dict(_attributes(module))
 
-    def written(self, module: nn.Module) -> Written:
+    def written(self, module: nn.Module) -> Writes:
         """Return what the module has written since."""
-        return Written(
+        return Writes(
             tuple(n for n, b in _buffers(module) if self._is_written(n, b)),
             tuple(
                 n
