@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 Runs = Callable[[tuple[Any, ...]], bool]
-"""Whether the module takes these examples."""
+"""Return whether the module takes these examples."""
 
 _SMALLEST = 2
 

@@ -160,7 +160,7 @@ def _frozen_draws(module: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a factory returned, checked.
+    """A factory's result, checked.
 
     Attributes:
         module: in any mode.

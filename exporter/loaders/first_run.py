@@ -100,7 +100,7 @@ def _check_alike(first: Any, second: Any, written: Writes, name: str) -> None:
 
 
 class _Values:
-    """What a module has before a call.
+    """Values that a module has before a call.
 
     Args:
         module: it.

@@ -112,7 +112,7 @@ class StateRecord:
 
     @property
     def rows(self) -> str:
-        """What the rows of a batch have of it, in words."""
+        """Words for whether the rows of a batch share it."""
         return "one for all rows of a batch" if self.shared else "one for each row of a batch"
 
 
