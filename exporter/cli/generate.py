@@ -158,8 +158,14 @@ def generate(
                 f"--draft takes one prompt; found {len(prompt)}. Leave out one of both."
             )
         trust_of(key, newer_than)
-        signed = {"key": key, "newer_than": newer_than}
-        opened = partial(load, threads=threads, provider=provider, strict=strict, **signed)
+        opened = partial(
+            load,
+            threads=threads,
+            provider=provider,
+            strict=strict,
+            key=key,
+            newer_than=newer_than,
+        )
         model = opened(artifact)
         proposals: Draft | None = None
         if draft is not None:

@@ -65,8 +65,14 @@ def serve(
 
         address = Address(host, port, read_token(token_file))
         trust_of(key, newer_than)
-        signed = {"key": key, "newer_than": newer_than}
-        model = load(artifact, threads=threads, provider=provider, strict=strict, **signed)
+        model = load(
+            artifact,
+            threads=threads,
+            provider=provider,
+            strict=strict,
+            key=key,
+            newer_than=newer_than,
+        )
         most = Limits(**limits)
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)

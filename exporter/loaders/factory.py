@@ -205,6 +205,7 @@ def _unpack(source: str, result: Any) -> _Given:
             f"{source} returned a {type(args).__name__} as args. {_RETURNS}, where args is a "
             "tuple; write (x,) for a single tensor."
         )
+    shapes: list[Any]
     if len(rest) == 1 and _has_tensor(rest[0]) and isinstance(rest[0], dict):
         kwargs, shapes = rest[0], []
     else:

@@ -195,5 +195,5 @@ class LoadedModel:
     files: tuple[Path, ...] = ()
     vision: VisionTower | None = None
     predictor: LoadedModel | None = None
-    patched: Callable[[], AbstractContextManager[None]] | None = None
+    patched: Callable[[], AbstractContextManager[object]] | None = None
     unread: str = ""

@@ -62,7 +62,7 @@ def weights_digest(module: torch.nn.Module) -> str:
         if not isinstance(value, torch.Tensor) or value.is_meta or is_lazy(value):
             continue
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

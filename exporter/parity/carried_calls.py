@@ -50,7 +50,8 @@ def check_calls(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
     if carried is None:
         return StreamingRecord(False, "the original writes no buffers, which the states are of")
     originals = [_Original(tested, kind) for kind in (torch.float32, torch.float64)]
-    session, worst, tried = tested.open(), 0.0, []
+    session, worst = tested.open(), 0.0
+    tried: list[tuple[int, ...]] = []
     for rows in ROWS:
         made: list[int] = []
         calls = list(_calls(tested, rows, seed))
@@ -72,10 +73,10 @@ def check_calls(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
             except Exception as error:
                 return _unlike(f"the artifact fails in {_spell(made)}: {error}", worst, tried)
             state = {s.past: np.asarray(got[s.present]) for s in tested.states}
-            error, wrong = _compared(tested, expected, got)
-            worst = max(worst, error)
+            largest, wrong = _compared(tested, expected, got)
+            worst = max(worst, largest)
             if wrong is not None:
-                reason = f"{wrong} differs by {error:.1e} in {_spell(made)} at {call.at}"
+                reason = f"{wrong} differs by {largest:.1e} in {_spell(made)} at {call.at}"
                 return _unlike(reason, worst, [*tried, tuple(made)])
         tried.append(tuple(made))
     return StreamingRecord(True, None, worst, tuple(tried))

@@ -66,7 +66,7 @@ def usual(limits: DimRange, longest: int | None, seed: int) -> list[Split]:
     units = length // limits.multiple
     if units < 2:
         return []
-    cuts = [range(1, units)]
+    cuts: list[Sequence[int]] = [range(1, units)]
     for trial in range(1, TRIALS):
         count = min(1 + 2 * trial, units - 1)
         cuts.append(random.Random(seed + trial).sample(range(1, units), count))

@@ -197,7 +197,7 @@ def _named(module: ModuleType, name: str) -> FunctionPlace | None:
     for holder in [getattr(module, owner, None)] if owner else _holders(module):
         function = getattr(holder, "__dict__", {}).get(name)
         function = getattr(function, "__func__", function)
-        if inspect.isfunction(inspect.unwrap(function)):
+        if function is not None and inspect.isfunction(inspect.unwrap(function)):
             return FunctionPlace(holder, name, function)
     return None
 
@@ -205,7 +205,7 @@ def _named(module: ModuleType, name: str) -> FunctionPlace | None:
 def _holders(module: ModuleType) -> list[Any]:
     """Return a module with the modules and classes of its package that it has by a name."""
     package = module.__name__.partition(".")[0]
-    found = [module]
+    found: list[Any] = [module]
     for value in list(vars(module).values()):
         home = getattr(value, "__module__" if isinstance(value, type) else "__name__", "")
         if isinstance(value, type | ModuleType) and home.partition(".")[0] == package:

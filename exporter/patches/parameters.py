@@ -57,8 +57,8 @@ def match(function: Signature, wanted: Signature) -> dict[str, str]:
     found = _by_name(own, needed)
     for name, words in ANNOTATIONS.items():
         if name in needed and name not in found:
-            unknown = (n for n in own if n not in found.values())
-            place = next((n for n in unknown if words.search(str(own[n].annotation))), None)
+            free = (n for n in own if n not in found.values())
+            place = next((n for n in free if words.search(str(own[n].annotation))), None)
             found |= {name: place} if place else {}
     found |= _by_place(own, needed, found)
     for name, word in WORDS.items():

@@ -28,7 +28,15 @@ from linexport.recognise.values import stated_sizes
 
 log = logging.getLogger(__name__)
 
-ALONG = ("Pad", "Slice", "Concat", "Gather", "GatherElements", "GatherND", "ScatterND")
+ALONG: tuple[str, ...] = (
+    "Pad",
+    "Slice",
+    "Concat",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "ScatterND",
+)
 ALONG += ("ScatterElements", "MatMul", "Einsum")
 """Operators that may give a token the entries of another one."""
 

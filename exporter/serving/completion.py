@@ -189,8 +189,8 @@ class Completion:
 
     def _scored(self, token: int, logits: np.ndarray) -> Scored:
         found, count = log_probabilities(logits), self._settings.logprobs or 0
-        likeliest = draws.largest(logits, min(count, len(logits))) if count else []
-        likeliest = sorted(likeliest, key=lambda i: (-logits[i], i))
+        tokens = draws.largest(logits, min(count, len(logits))).tolist() if count else []
+        likeliest = sorted(tokens, key=lambda i: (-logits[i], i))
         top = tuple((int(i), float(found[i])) for i in likeliest)
         return Scored(token, float(found[token]), top, self._decoded)
 

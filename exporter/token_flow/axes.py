@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from linexport.token_flow.lengths import ONE, Length, of, product
 
@@ -187,6 +188,11 @@ def _split(factor: Factor, size: Length, last: bool) -> tuple[Factor, Factor] | 
     return replace(factor, step=step, aligned=aligned), Fixed(inner, factor.step, aligned)
 
 
+def _follows(before: Factor | None, factor: Factor) -> bool:
+    """Return whether a factor is what is inside of the one before it."""
+    return before is not None and before.step == factor.step * (factor.size.number or 0)
+
+
 def _merged(factors: Sequence[Factor]) -> Axis:
     """Return factors as one axis, chunks and what is inside of them put together."""
     found: list[Factor] = []
@@ -195,11 +201,16 @@ def _merged(factors: Sequence[Factor]) -> Axis:
         inside = isinstance(factor, Fixed) and before is not None
         if inside and not factor.step and isinstance(before, Fixed) and not before.step:
             found[-1] = Fixed(before.size * factor.size)
-        elif inside and factor.step and before.step == factor.step * (factor.size.number or 0):
-            own = {"step": factor.step}
+        elif (
+            inside
+            and before is not None
+            and factor.step
+            and before.step == factor.step * (factor.size.number or 0)
+        ):
+            own: dict[str, Any] = {"step": factor.step}
             if isinstance(before, Fixed):
                 own["size"] = before.size * factor.size
-            found[-1] = replace(before, **own)
+            found[-1] = replace(found[-1], **own)
         else:
             found.append(factor)
     return tuple(found)

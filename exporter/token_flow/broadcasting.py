@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -345,7 +346,7 @@ def of_numbers(op: str, inputs: Sequence[TokenValue]) -> np.ndarray | None:
     if op not in ARITHMETIC or any(n is None for n in given):
         return None
     try:
-        pairs = np.broadcast(*given)
+        pairs = np.broadcast(*(n for n in given if n is not None))
         if pairs.size > SMALL:
             return None
         found = np.empty(pairs.shape, object)
@@ -356,10 +357,10 @@ def of_numbers(op: str, inputs: Sequence[TokenValue]) -> np.ndarray | None:
         return None
 
 
-def _exactly(function: Callable[..., object]) -> Callable[..., object]:
+def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of numbers, for lengths that are numbers."""
 
-    def apply(*values: Length | float) -> object:
+    def apply(*values: Length | float) -> Length | float:
         known = [v.number if isinstance(v, Length) else v for v in values]
         if any(n is None for n in known):
             raise ValueError

@@ -21,7 +21,16 @@ LARGEST = 1 << 14
 ALONG = {"Slice": (1, 2), "Pad": (1,), "Split": (1,), "Trilu": (1,), "Gather": (1,)}
 """Operators, with the inputs whose numbers may be places of tokens."""
 
-POSITIONS = ("Add", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+POSITIONS: tuple[str, ...] = (
+    "Add",
+    "Clip",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+)
 POSITIONS += ("Max", "Min", "Mod", "Range", "Sub", "Where")
 """Operators whose numbers are of tokens where they meet positions, which depend on no values."""
 

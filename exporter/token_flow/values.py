@@ -157,7 +157,7 @@ class TokenValue:
             return self.form.number
         if self.numbers is None or not self.numbers.size:
             return None
-        first = self.numbers.flat[0]
+        first: Length | float = self.numbers.flat[0]
         return first if all(n == first for n in self.numbers.flat) else None
 
     def linear(self) -> Affine | None:
@@ -166,7 +166,7 @@ class TokenValue:
             return self.form
         numbers, rank = self.numbers.copy(), self.numbers.ndim
         for place in np.ndindex(*numbers.shape):
-            numbers[place] = whole(numbers[place])
+            numbers[place] = whole(self.numbers[place])
         if not numbers.size or any(n is None for n in numbers.flat):
             return None
         origin = (0,) * rank

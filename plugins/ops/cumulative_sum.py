@@ -71,8 +71,9 @@ def cumulative_sum(
         OpError: shapes that do not fit.
     """
     shape = check(axis, input.shape, None if past_state is None else past_state.shape)
-    tokens = np.moveaxis(np.float64(input), axis, 0)
-    state = np.zeros(shape) if past_state is None else np.float64(past_state)
+    tokens = np.moveaxis(np.asarray(input, np.float64), axis, 0)
+    start = np.zeros([int(n or 0) for n in shape]) if past_state is None else past_state
+    state = np.asarray(start, np.float64)
     output = np.zeros(tokens.shape)
     for t, token in enumerate(tokens):
         output[t] = state if exclusive else state + token

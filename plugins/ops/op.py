@@ -167,8 +167,9 @@ class Op:
 
     def tokens(self, attributes: Attributes) -> Mapping[str, int]:
         """Return the place of the token axis in inputs and outputs of a node, by formal name."""
-        place = attributes.get(self.axis_attribute)
-        return self.token_axis if place is None else dict.fromkeys(self.token_axis, place)
+        if self.axis_attribute not in attributes:
+            return self.token_axis
+        return dict.fromkeys(self.token_axis, int(attributes[self.axis_attribute]))
 
     def shapes(self, node: Node) -> Sequence[Shape]:
         """Return the shapes of the outputs of a node, in order.

@@ -125,7 +125,9 @@ def stored_bytes(tensor: TensorProto) -> int:
     Raises:
         UnsupportedModelError: it has no element type.
     """
-    count = -(-prod(tensor.dims) // SUB_BYTE.get(tensor.data_type, 1))
+    count = -(
+        -prod(tensor.dims) // (SUB_BYTE[tensor.data_type] if tensor.data_type in SUB_BYTE else 1)
+    )
     try:
         return int(count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except (KeyError, TypeError):

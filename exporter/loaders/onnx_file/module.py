@@ -64,9 +64,9 @@ class OnnxModule(torch.nn.Module):
         super().__init__()
         self.path = path
         outputs = {value.type.tensor_type.elem_type for value in model.graph.output}
-        self.low: Kinds = BFLOAT16 if has_bfloat16(model) else {}
-        self.half: Kinds = HALF if TensorProto.FLOAT16 in outputs else {}
-        kinds = {**self.low, **self.half}
+        self._low: Kinds = BFLOAT16 if has_bfloat16(model) else {}
+        self._half: Kinds = HALF if TensorProto.FLOAT16 in outputs else {}
+        kinds = {**self._low, **self._half}
         try:
             self._open(retyped(model, kinds).SerializeToString() if kinds else str(path))
         except Exception as error:  # ONNX Runtime has no common error
@@ -107,7 +107,7 @@ class OnnxModule(torch.nn.Module):
                 for that.
         """
         dtype = fn(torch.empty(0)).dtype
-        if dtype != torch.float64 and not (dtype == torch.float16 and self.half):
+        if dtype != torch.float64 and not (dtype == torch.float16 and self._half):
             raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
         name = str(dtype).removeprefix("torch.")
         files = [self.path.name, *external_data.files_beside(external_data.read_graph(self.path))]
@@ -123,7 +123,7 @@ class OnnxModule(torch.nn.Module):
         return self
 
     def _double(self) -> bytes:
-        kinds = {**dict.fromkeys((*self.low, *self.half), TensorProto.DOUBLE), **DOUBLE}
+        kinds = {**dict.fromkeys((*self._low, *self._half), TensorProto.DOUBLE), **DOUBLE}
         return retyped(onnx.load(self.path), kinds).SerializeToString()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:

@@ -124,7 +124,7 @@ class _Nodes(list[onnx.NodeProto]):
     def __init__(self, node: onnx.NodeProto) -> None:
         self.output = node.output[0]
 
-    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
+    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: object) -> str:
         name = output or f"{self.output}/wide_{len(self)}"
         self.append(helper.make_node(op, inputs, [name], **attributes))
         return name

@@ -84,7 +84,8 @@ def _get(url: str, content: dict[str, Any] | None = None) -> Any:
 def _running(program: str, repository: Path) -> Iterator[str]:
     """Run a server of a repository; yields its address."""
     with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0)), other.bind(("127.0.0.1", 0))
+        for place in (one, other):
+            place.bind(("127.0.0.1", 0))
         http, grpc = one.getsockname()[1], other.getsockname()[1]
     command = [
         *(program, f"--model-repository={repository.absolute()}", "--allow-metrics=false"),

@@ -58,8 +58,8 @@ class ReplicaModel:
     def __init__(
         self, folder: Path, threads: int, limits: Limits, trust: Trust | None = None
     ) -> None:
-        signed = {} if trust is None else {"key": trust.key, "newer_than": trust.newer_than}
-        artifact = load(folder, threads=threads, **signed)
+        key, newer_than = (None, None) if trust is None else (trust.key, trust.newer_than)
+        artifact = load(folder, threads=threads, key=key, newer_than=newer_than)
         most = replace(limits, buffer=UNLIMITED)
         self._local = LocalComputing(artifact, most)
         self._service = Service(artifact, self._local, "", most)

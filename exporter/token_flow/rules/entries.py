@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.token_flow.axes import fixed
+from linexport.token_flow.axes import Axis, fixed
 from linexport.token_flow.broadcasting import elementwise
 from linexport.token_flow.interpreter import BEGUN, Interpreter, rule
 from linexport.token_flow.lengths import of
@@ -95,7 +95,7 @@ def scaled(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         raise MixingError("quantises by scales that cannot be followed")
     if along:
         place = node.attrs.get("axis", 1) % given.rank
-        shape = [() for _ in range(given.rank)]
+        shape: list[Axis] = [() for _ in range(given.rank)]
         shape[place] = along[0].known_axes[0]
         scales = [TokenValue(tuple(shape))]
     return [elementwise(a, node.op, [given, *scales])]

@@ -139,7 +139,7 @@ def _at_ends(
         elif behind is not None and behind > 0 and _is_there(span, token):
             times.add(Time.AFTER)
         elif (a.past - token).number is not None and _is_there(span, token):
-            if (a.past - token).number <= 0:  # type: ignore[operator]
+            if (a.past - token).number <= 0:
                 raise MixingError(
                     "reads tokens at the beginning of each call",
                     "later tokens must not read the first ones of a call",

@@ -166,7 +166,11 @@ def _results(tensor: gs.Tensor) -> Iterator[gs.Tensor]:
 
 
 def _axes(
-    a: Interpreter, first: Sequence[Axis], along: int, shape: Sequence[int | str], own: int | None
+    a: Interpreter,
+    first: Sequence[Axis],
+    along: int,
+    shape: Sequence[int | str | None],
+    own: int | None,
 ) -> Iterator[Axis]:
     """Yield the axes of an output: the batch and the tokens are those of the first input."""
     for place, size in enumerate(shape):
@@ -175,6 +179,8 @@ def _axes(
         elif place == 0 and along:
             yield first[0]
         else:
+            if size is None:
+                raise MixingError("gives an axis whose size is not known")
             yield a.axis_of(a.size(size)) if isinstance(size, str) else fixed(of(size))
 
 

@@ -198,7 +198,7 @@ def einsum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     for value, term in zip(values, terms, strict=True):
         if len(set(term)) < len(term):
             raise MixingError("reads a diagonal, which cannot be followed")
-        order = sorted(range(len(term)), key=lambda i, term=term: letters.index(term[i]))
+        order = [term.index(letter) for letter in letters if letter in term]
         moved = transposed(value.without_form(), order)
         own = dict(zip([term[i] for i in order], moved.known_axes, strict=True))
         spread.append(_bare(moved, [own.get(letter, ()) for letter in letters]))

@@ -80,7 +80,7 @@ class PairWriter:
         self._with_size: dict[str, tuple[Node, int]] = {}
         values = (leaf for node in graph.nodes for leaf in _leaves(value_of(node)))
         fake, self._dispatching = fake_values()
-        self.mode: Any = next(v.fake_mode for v in values if isinstance(v, fake))
+        self.mode: Any = next(getattr(v, "fake_mode") for v in values if isinstance(v, fake))  # noqa: B009
 
     def begin(self, node: Node) -> None:
         """Write in front of a node from here on."""
