@@ -48,7 +48,7 @@ class Packaged:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class BatchPrompts:
     """Prompts of a batch that is to be continued, the token of the largest logit at each step.
 
     Attributes:
@@ -65,7 +65,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Texts:
+class WrittenTexts:
     """Texts that a runtime wrote.
 
     Attributes:
@@ -97,5 +97,5 @@ class Destination:
     write: Callable[[Packaging], Packaged]
     options: Mapping[str, str] = field(default_factory=dict)
     by_linexport: bool = False
-    write_texts: Callable[[Packaging, Prompts], Texts] | None = None
+    write_texts: Callable[[Packaging, BatchPrompts], WrittenTexts] | None = None
     by_prompt: bool = False

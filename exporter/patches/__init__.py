@@ -30,7 +30,7 @@ from torch import nn
 
 from linexport.patches.parameters import bind, is_same, signature
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
-from linexport.system.versions import TRANSFORMERS, Window
+from linexport.system.versions import TRANSFORMERS, ReleaseWindow
 
 __all__ = [
     "Patch",
@@ -80,7 +80,7 @@ class Patch:
 
     swaps: tuple[Swap, ...]
     families: tuple[str, ...]
-    tried: Window = TRANSFORMERS
+    tried: ReleaseWindow = TRANSFORMERS
 
 
 @cache

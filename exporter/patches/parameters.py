@@ -22,7 +22,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
-from linexport.system.versions import TRANSFORMERS, Window
+from linexport.system.versions import TRANSFORMERS, ReleaseWindow
 
 NAMES = {
     "cache_params": "cache",  # transformers 5.23 and before
@@ -211,7 +211,7 @@ def bind(
     place: str,
     function: Callable[..., Any],
     replacement: Callable[..., Any],
-    window: Window = TRANSFORMERS,
+    window: ReleaseWindow = TRANSFORMERS,
     notes: set[str] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that is called as one of a library is, and calls a replacement.

@@ -12,7 +12,7 @@ from linexport.system.environment import version
 
 
 @dataclass(frozen=True)
-class Window:
+class ReleaseWindow:
     """Releases of a library.
 
     Attributes:
@@ -55,5 +55,5 @@ def numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", leading[0] if leading else "")[:3]))
 
 
-TRANSFORMERS = Window("transformers", "5.18.0", "5.24.0")
-TORCH = Window("torch", "2.12.0", "2.14.1")
+TRANSFORMERS = ReleaseWindow("transformers", "5.18.0", "5.24.0")
+TORCH = ReleaseWindow("torch", "2.12.0", "2.14.1")

@@ -16,7 +16,7 @@ EXCLUDED = -1e4
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearStep:
     """offset + slope * distance."""
 
     offset: float
@@ -32,7 +32,7 @@ class Line:
         return None if self.slope else self.offset
 
 
-Step = Line | None
+Step = LinearStep | None
 ANY: Step = None
 """A value that the distance does not decide."""
 
@@ -55,12 +55,12 @@ class Mask:
 
     def turned(self) -> Mask:
         """Return the function of the distance from the first axis to the second."""
-        steps = [s and Line(s.offset, -s.slope) for s in reversed(self.steps)]
+        steps = [s and LinearStep(s.offset, -s.slope) for s in reversed(self.steps)]
         return Mask(tuple(1 - cut for cut in reversed(self.cuts)), tuple(steps))
 
     def shifted(self, by: int) -> Mask:
         """Return the function with distances that are larger by a number."""
-        steps = [s and Line(s.at(-by), s.slope) for s in self.steps]
+        steps = [s and LinearStep(s.at(-by), s.slope) for s in self.steps]
         return Mask(tuple(cut + by for cut in self.cuts), tuple(steps))
 
     def within(self, neutral: Callable[[float], bool]) -> tuple[float, float] | None:
@@ -79,12 +79,12 @@ NOTHING_KNOWN = Mask()
 
 def constant(value: float) -> Mask:
     """Return the function that is the same everywhere."""
-    return Mask((), (Line(float(value)),))
+    return Mask((), (LinearStep(float(value)),))
 
 
 def linear(slope: float, offset: float) -> Mask:
     """Return a multiple of the distance plus a number."""
-    return Mask((), (Line(float(offset), float(slope)),))
+    return Mask((), (LinearStep(float(offset), float(slope)),))
 
 
 def combined(operator: str, masks: Sequence[Mask]) -> Mask:
@@ -108,7 +108,7 @@ def _crossings(operator: str, steps: Sequence[Step]) -> Iterator[int]:
     if operator not in ORDERS:
         return
     lines = [step for step in steps if step is not None]
-    lines += [Line(0.0)] * (len(lines) == 1)
+    lines += [LinearStep(0.0)] * (len(lines) == 1)
     for i, first in enumerate(lines):
         for second in lines[:i]:
             if first.slope != second.slope:
@@ -126,29 +126,29 @@ def _applied(operator: str, steps: list[Step], distance: int) -> Step:
         case "Identity" | "Cast" | "CastLike":
             return steps[0]
         case "Mul" | "And" if 0.0 in numbers:
-            return Line(0.0)
-        case "Div" if steps[0] == Line(0.0):
+            return LinearStep(0.0)
+        case "Div" if steps[0] == LinearStep(0.0):
             return steps[0]
         case "Or" if any(numbers):
-            return Line(1.0)
+            return LinearStep(1.0)
         case "Where" if steps[0] is not None:
             return steps[1] if steps[0].at(distance) else steps[2]
         case "Where" if steps[1] == steps[2]:
             return steps[1]
         case "Add" | "Sum" if least <= EXCLUDED:
-            return Line(least)
+            return LinearStep(least)
         case "Softmax":
-            return Line(0.0) if least <= EXCLUDED else ANY
+            return LinearStep(0.0) if least <= EXCLUDED else ANY
         case "LogSoftmax":
-            return Line(least) if least <= EXCLUDED else ANY
+            return LinearStep(least) if least <= EXCLUDED else ANY
     if len(known) < len(steps):
         return ANY
     if operator in ORDERS and operator not in COMPARISONS:
         values = [step.at(distance) for step in known]
         if operator == "Abs":
-            return known[0] if values[0] >= 0 else Line(-known[0].offset, -known[0].slope)
+            return known[0] if values[0] >= 0 else LinearStep(-known[0].offset, -known[0].slope)
         if operator == "Relu":
-            return known[0] if values[0] >= 0 else Line(0.0)
+            return known[0] if values[0] >= 0 else LinearStep(0.0)
         if operator == "Clip":
             return known[values.index(sorted(values)[1])] if len(values) == 3 else ANY
         return known[values.index((max if operator == "Max" else min)(values))]
@@ -157,20 +157,20 @@ def _applied(operator: str, steps: list[Step], distance: int) -> Step:
     return _of_numbers(operator, [step.at(distance) for step in known], numbers)
 
 
-def _linear(operator: str, lines: Sequence[Line]) -> Step:
+def _linear(operator: str, lines: Sequence[LinearStep]) -> Step:
     first, second = lines[0], lines[-1]
     match operator:
         case "Neg":
-            return Line(-first.offset, -first.slope)
+            return LinearStep(-first.offset, -first.slope)
         case "Add" | "Sum":
-            return Line(sum(x.offset for x in lines), sum(x.slope for x in lines))
+            return LinearStep(sum(x.offset for x in lines), sum(x.slope for x in lines))
         case "Sub":
-            return Line(first.offset - second.offset, first.slope - second.slope)
+            return LinearStep(first.offset - second.offset, first.slope - second.slope)
         case "Mul" if first.number is not None:
-            return Line(first.offset * second.offset, first.offset * second.slope)
+            return LinearStep(first.offset * second.offset, first.offset * second.slope)
         case "Mul" | "Div" if second.number:
             by = second.offset if operator == "Mul" else 1 / second.offset
-            return Line(first.offset * by, first.slope * by)
+            return LinearStep(first.offset * by, first.slope * by)
     return ANY
 
 
@@ -178,7 +178,7 @@ def _of_numbers(operator: str, values: Sequence[float], numbers: Sequence[float 
     if operator not in FUNCTIONS or (None in numbers and operator not in COMPARISONS):
         return ANY
     try:
-        return Line(float(FUNCTIONS[operator](*values)))
+        return LinearStep(float(FUNCTIONS[operator](*values)))
     except (ArithmeticError, ValueError):
         return ANY
 

@@ -9,7 +9,7 @@ from onnx import helper, parser
 from linexport.graph.states import State
 from linexport.plugins.ops.registry import register_schemas
 from linexport.token_flow import Classification, FlowKind, classify
-from linexport.token_flow.masks import Line, Mask, combined, constant, linear
+from linexport.token_flow.masks import LinearStep, Mask, combined, constant, linear
 
 HELD = State("past_state_0", "present_state_0", "float32", ("batch", 1, 4, 4), "LinearAttention")
 LENGTH = State("past_length", "present_length", "int64", (1,), "Positions")
@@ -222,7 +222,7 @@ def test_masks_are_functions_of_the_distance() -> None:
             combined("Less", [linear(1, 0), constant(3)]),
         ],
     )
-    assert near == Mask((0, 3), (Line(0.0), Line(1.0), Line(0.0)))
+    assert near == Mask((0, 3), (LinearStep(0.0), LinearStep(1.0), LinearStep(0.0)))
     scores = combined("Where", [near, Mask(), constant(-1e9)])
     weights = combined("Softmax", [scores])
     assert weights.within(lambda x: x == 0) == (0, 2)

@@ -125,9 +125,8 @@ def stored_bytes(tensor: TensorProto) -> int:
     Raises:
         UnsupportedModelError: it has no element type.
     """
-    count = -(
-        -prod(tensor.dims) // (SUB_BYTE[tensor.data_type] if tensor.data_type in SUB_BYTE else 1)
-    )
+    in_a_byte = dict[int, int](SUB_BYTE)
+    count = -(-prod(tensor.dims) // in_a_byte.get(tensor.data_type, 1))
     try:
         return int(count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except (KeyError, TypeError):

@@ -18,7 +18,7 @@ from linexport.artifact.language_interface import LanguageInterface, language_in
 from linexport.artifact.runtime import load
 from linexport.artifact.tokenizer import context, end_tokens, model_config
 from linexport.errors import UsageError
-from linexport.package.destination import Destination, Packaging, Prompts
+from linexport.package.destination import BatchPrompts, Destination, Packaging
 
 __all__ = ["Proof", "prove"]
 
@@ -107,7 +107,7 @@ def _drawn(
     ends: Collection[int],
     lengths: tuple[int, ...],
     seed: int,
-) -> Prompts:
+) -> BatchPrompts:
     """Draw prompts without tokens that are taken for padding or for the end of a text."""
     padding = model_config(job.source, job.manifest.files).get("pad_token_id") or 0
     usual = np.setdiff1d(np.arange(language.vocabulary), [*ends, padding])
@@ -115,11 +115,13 @@ def _drawn(
     tokens = min(TOKENS, max(1, most // 2))
     choose = np.random.default_rng(seed)
     drawn = (choose.choice(usual, min(length, max(1, most - tokens))) for length in lengths)
-    return Prompts(tuple(row.astype(np.int64) for row in drawn), tokens, frozenset(ends), padding)
+    return BatchPrompts(
+        tuple(row.astype(np.int64) for row in drawn), tokens, frozenset(ends), padding
+    )
 
 
 def _first_difference(
-    artifact: Any, prompt: np.ndarray, text: list[int], prompts: Prompts
+    artifact: Any, prompt: np.ndarray, text: list[int], prompts: BatchPrompts
 ) -> int | None:
     """Return the place of the first token that the artifact would not have written; None without.
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from linexport.artifact.genai import CONFIG
 from linexport.errors import EnvironmentProblemError
-from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 
 
-def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``; prompts are padded on the right."""
     try:
         import onnxruntime_genai as library
@@ -35,4 +35,4 @@ def write_texts(job: Packaging, prompts: Prompts) -> Texts:
     while not generator.is_done():
         generator.generate_next_token()
     texts = [[int(t) for t in generator.get_sequence(i)][longest:] for i in range(len(ids))]
-    return Texts(f"onnxruntime-genai {library.__version__}", texts)
+    return WrittenTexts(f"onnxruntime-genai {library.__version__}", texts)

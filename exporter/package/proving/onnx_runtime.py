@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 from linexport.package.proving.steps import write_by_steps
 
 
-def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -23,4 +23,4 @@ def write_texts(job: Packaging, prompts: Prompts) -> Texts:
         return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
     texts = write_by_steps(call, job.manifest, prompts)
-    return Texts(f"ONNX Runtime {onnxruntime.__version__}", texts)
+    return WrittenTexts(f"ONNX Runtime {onnxruntime.__version__}", texts)

@@ -8,11 +8,11 @@ import numpy as np
 
 from linexport.errors import EnvironmentProblemError
 from linexport.manifest import MODEL
-from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 from linexport.package.proving.steps import write_by_steps
 
 
-def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``; in float32, which OpenVINO leaves where a CPU has bfloat16.
 
     Raises:
@@ -39,4 +39,4 @@ def write_texts(job: Packaging, prompts: Prompts) -> Texts:
         return {name: np.array(found[name]) for name in names}
 
     texts = write_by_steps(call, job.manifest, prompts)
-    return Texts(f"OpenVINO {openvino.__version__.partition('-')[0]}", texts)
+    return WrittenTexts(f"OpenVINO {openvino.__version__.partition('-')[0]}", texts)

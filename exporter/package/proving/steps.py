@@ -9,13 +9,13 @@ import numpy as np
 from linexport.artifact.language_interface import language_interface
 from linexport.graph.states import State
 from linexport.manifest import Manifest
-from linexport.package.destination import Prompts
+from linexport.package.destination import BatchPrompts
 
 Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """Runs the model: outputs by name for inputs by name, states among both."""
 
 
-def write_by_steps(call: Call, manifest: Manifest, prompts: Prompts) -> list[list[int]]:
+def write_by_steps(call: Call, manifest: Manifest, prompts: BatchPrompts) -> list[list[int]]:
     """Return the text of each prompt of a batch.
 
     Args:

@@ -10,7 +10,7 @@ from importlib import resources
 import numpy as np
 
 from linexport.errors import EnvironmentProblemError
-from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 
 PROGRAM = "transformers_js.mjs"
 INSTALL = (
@@ -20,7 +20,7 @@ INSTALL = (
 SECONDS = 600
 
 
-def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``.
 
     Raises:
@@ -47,4 +47,4 @@ def write_texts(job: Packaging, prompts: Prompts) -> Texts:
     if "missing" in found:
         raise EnvironmentProblemError(f"{found['missing']}. {INSTALL}")
     rows = [np.asarray(row, np.int64).tolist() for row in found["rows"]]
-    return Texts(f"Transformers.js {found['version']}", rows)
+    return WrittenTexts(f"Transformers.js {found['version']}", rows)

@@ -21,13 +21,13 @@ import numpy as np
 
 from linexport.artifact.language_interface import language_interface
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.package.destination import Packaging, Prompts, Texts
+from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 
 SERVER = "tritonserver"
 START_SECONDS, REQUEST_SECONDS = 180, 120
 
 
-def write_texts(job: Packaging, prompts: Prompts) -> Texts:
+def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``; greedy, by the logits that the server answers with.
 
     Raises:
@@ -49,7 +49,7 @@ def write_texts(job: Packaging, prompts: Prompts) -> Texts:
         write = partial(_write, f"{address}/v2/models/{job.name}/infer", job, prompts.tokens)
         with ThreadPoolExecutor(len(prompts.rows)) as pool:
             texts = list(pool.map(write, range(1, len(prompts.rows) + 1), prompts.rows))
-    return Texts(f"Triton Inference Server {version}", texts)
+    return WrittenTexts(f"Triton Inference Server {version}", texts)
 
 
 def _write(url: str, job: Packaging, tokens: int, sequence: int, prompt: np.ndarray) -> list[int]:

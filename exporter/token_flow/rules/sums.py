@@ -12,7 +12,7 @@ from linexport.token_flow.axes import Axis, Span, has_tokens, span_of, spans
 from linexport.token_flow.broadcasting import elementwise, pair_of
 from linexport.token_flow.interpreter import FlowKind, Interpreter, rule
 from linexport.token_flow.lengths import of
-from linexport.token_flow.masks import EXCLUDED, Line, Mask, combined
+from linexport.token_flow.masks import EXCLUDED, LinearStep, Mask, combined
 from linexport.token_flow.rules.layout import transposed, with_axes
 from linexport.token_flow.values import MixingError, TokenValue
 
@@ -80,7 +80,7 @@ def reduced(
     axes = (*given.known_axes[:place], (), *given.known_axes[place + 1 :])
     mask = Mask()
     if pair_of(axes) is not None and neutral is not None and neutral(0.0):
-        steps = tuple(s if s == Line(0.0) else None for s in given.mask.steps)
+        steps = tuple(s if s == LinearStep(0.0) else None for s in given.mask.steps)
         mask = combined("Identity", [Mask(given.mask.cuts, steps)])
     return replace(given, axes=axes, numbers=None, form=None, mask=mask, tag=None)
 
