@@ -6,15 +6,21 @@ import onnx
 
 from linexport import passes, targets, trace
 from linexport.artifact import write
-from linexport.conversion.stages import Job
+from linexport.conversion.stages import Job, TracedOriginal
+from linexport.conversion.streaming import token_flow_of
 from linexport.graph.external_data import with_weights
 from linexport.loaders import LoadedModel
+from linexport.manifest.proof import TokenFlowRecord
 from linexport.targets.inlined import inlined
 from linexport.targets.lowering import lower
 
 
-def write_beside(job: Job, loaded: LoadedModel, names: tuple[str, str]) -> onnx.ModelProto:
-    """Trace, rewrite, lower and write a model; return it without weights.
+def write_beside(
+    job: Job, loaded: LoadedModel, names: tuple[str, str]
+) -> tuple[onnx.ModelProto, TokenFlowRecord | None]:
+    """Trace, rewrite, lower and write a model.
+
+    Returns it without weights, and what its nodes do along the tokens where it has states.
 
     Args:
         job: says where to.
@@ -27,9 +33,10 @@ def write_beside(job: Job, loaded: LoadedModel, names: tuple[str, str]) -> onnx.
     traced, target = trace.trace(loaded), job.target
     found = passes.rewrite(traced.graph, passes.STATELESS, traced.weights, target=target.name)
     model, weights = found.model, found.weights
+    flow = token_flow_of(TracedOriginal(loaded, traced, traced.dims), found.portable)
     if target.prepare is not targets.unchanged:
         model, weights = target.prepare(with_weights(model, weights)), {}
     model, _ = lower(model, target.candidates)
     model = inlined(model) if job.options.inline else model
     write.save_model(model, job.folder, weights, names=names)
-    return model
+    return model, flow

@@ -15,6 +15,7 @@ from linexport.conversion.add_records import placement_of
 from linexport.conversion.beside import write_beside
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.stages import Job
+from linexport.conversion.streaming import check_streams
 from linexport.graph.interface import input_records, tensor_records
 from linexport.loaders import LoadedModel
 from linexport.loaders.hugging_face.heads import HIDDEN
@@ -37,13 +38,14 @@ def write_predictor(job: Job, loaded: LoadedModel) -> PredictorRecord | None:
         return None
     assert head.decode_module is not None
     with job.watch.stage("mtp"):
-        model = write_beside(job, head, (MTP, MTP_DATA))
+        model, flow = write_beside(job, head, (MTP, MTP_DATA))
     return PredictorRecord(
         file=MTP,
         hidden=HIDDEN,
         inputs=input_records(model.graph.input, head.defaults),
         outputs=tensor_records(model.graph.output),
         states=tuple(state.record() for state in head.decode_module.states),
+        token_flow=flow,
     )
 
 
@@ -83,6 +85,6 @@ def with_predictor_checked(
         record,
         placement=placement_of(head),
         parity=parity.check(head, seed).record(),
-        streaming=parity.check_streaming(head, seed),
+        streaming=check_streams(head, record.token_flow, seed),
     )
     return replace(manifest, mtp=record)

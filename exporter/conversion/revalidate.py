@@ -28,6 +28,7 @@ from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked
 from linexport.conversion.publish import write_reports
 from linexport.conversion.quantised import with_quantisation_checked
+from linexport.conversion.streaming import check_streams
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
@@ -123,7 +124,8 @@ def check_again(
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
         if tested.states:
-            manifest = replace(manifest, streaming=parity.check_streaming(tested, seed))
+            streaming = check_streams(tested, manifest.token_flow, seed)
+            manifest = replace(manifest, streaming=streaming)
     if manifest.mtp is not None:
         with watch.stage("mtp"):
             manifest = _with_predictor_checked(manifest, tested, folder, threads, seed)

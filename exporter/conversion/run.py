@@ -30,6 +30,7 @@ from linexport.conversion.predictor import with_predictor_checked, write_predict
 from linexport.conversion.shared_weights import share_weights
 from linexport.conversion.slower import with_work_counted
 from linexport.conversion.stages import Job, TracedOriginal, load_original
+from linexport.conversion.streaming import check_streams, mixing
 from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
@@ -44,7 +45,6 @@ from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
-from linexport.report import token_flow
 from linexport.targets.base import uses_library
 from linexport.targets.lowering import PORTABLE
 from linexport.targets.packed_batches import refused
@@ -236,9 +236,7 @@ def _by_layers(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str])
             job.options.seed,
             advance,
         )
-    flow = model.manifest.token_flow
-    if flow is not None and flow.mixing:
-        streaming = StreamingRecord(False, token_flow.reason(flow))
+    streaming = mixing(model.manifest.token_flow) or streaming
     manifest = replace(model.manifest, parity=outcome.record(), streaming=streaming)
     manifest = replace(manifest, library=parity.not_run("functions", NOT_AS_A_WHOLE))
     manifest = with_warnings(manifest, outcome.notes)
@@ -250,10 +248,7 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
     model = written(job, original, with_state=True, withdrawn=withdrawn)
     tested, flow = _tested(job, model.manifest, original), model.manifest.token_flow
     with job.watch.stage("streaming"):
-        if flow is not None and flow.mixing:
-            streaming = StreamingRecord(False, token_flow.reason(flow))
-        else:
-            streaming = parity.check_streaming(tested, job.options.seed)
+        streaming = check_streams(tested, flow, job.options.seed)
     if streaming.passed is False and job.target.options.packed:
         raise refused(f"it does not stream: {streaming.reason}")
     # A model's own states are inputs and outputs: they cannot be left out.

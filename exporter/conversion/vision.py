@@ -22,7 +22,7 @@ def write_tower(job: Job, loaded: LoadedModel) -> VisionRecord | None:
         return None
     with job.watch.stage("vision"):
         tower = example_tower(vision, loaded.source)
-        model = write_beside(job, tower, (VISION, VISION_DATA))
+        model, _ = write_beside(job, tower, (VISION, VISION_DATA))
     return VisionRecord(
         file=VISION,
         image_token=vision.image_token,

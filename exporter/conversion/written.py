@@ -14,15 +14,15 @@ import linexport
 from linexport import passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion.stages import Job, TracedOriginal
+from linexport.conversion.streaming import states_of, token_flow_of
 from linexport.errors import BuildError, StoppedAfterPass, UsageError
-from linexport.graph import sequence_axis, states
-from linexport.graph.dims import DimRange, sequence
+from linexport.graph import sequence_axis
+from linexport.graph.dims import DimRange
 from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.graph.interface import input_records, tensor_records
 from linexport.graph.walk import count_nodes
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
-from linexport.manifest.proof import TokenFlowRecord
-from linexport.manifest.records import BUFFER, DimRecord, PackedRecord, SourceRecord
+from linexport.manifest.records import DimRecord, PackedRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
@@ -30,7 +30,6 @@ from linexport.system import environment
 from linexport.targets.inlined import inlined
 from linexport.targets.lowering import Choice, lower
 from linexport.targets.packed_batches import ENDS
-from linexport.token_flow import classify, flow_record
 
 TUNE_LENGTH = 1024
 
@@ -83,33 +82,13 @@ def written(
         rows = lowered if target.options.packed else flat
         manifest = replace(
             manifest,
-            token_flow=_token_flow(original, rewritten.model),
+            token_flow=token_flow_of(original, rewritten.portable),
             nodes=replace(manifest.nodes, artifact=count_nodes(flat.graph)),
             outputs=tensor_records(rows.graph.output),
             packed=_packed(flat.graph) if target.options.packed else None,
         )
     matches = tuple(m.where for m in rewritten.findings.matches)
     return Written(manifest, lengths, matches)
-
-
-def _token_flow(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlowRecord | None:
-    """Return what the nodes of a rewritten graph do along the tokens.
-
-    None of a model that writes buffers: its calls are what they are, whatever they do with tokens.
-    """
-    if any(state.op == BUFFER for state in original.traced.states):
-        return None
-    tokens = sequence(original.dims)
-    multiple = 1 if tokens is None else original.dims[tokens].multiple
-    return flow_record(
-        classify(model, _states(original, model), tokens, multiple), original.traced.line
-    )
-
-
-def _states(original: TracedOriginal, model: onnx.ModelProto) -> list[states.State]:
-    """Return the states of a graph: the model's own, and those that passes gave it."""
-    given = [i.name for i in original.traced.graph.graph.input]
-    return [*original.traced.states, *states.find_states(model, given)]
 
 
 def _rewritten(
@@ -194,7 +173,7 @@ def _manifest(
         ),
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
-        states=tuple(s.record() for s in _states(original, model)),
+        states=tuple(s.record() for s in states_of(original, model)),
         dims={
             name: DimRecord(**vars(limits), traced=traced.example_sizes[name])
             for name, limits in original.dims.items()

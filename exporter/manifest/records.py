@@ -238,6 +238,8 @@ class PredictorRecord:
         hidden_error: how far these are apart, relative to the largest logit.
         placement: the execution provider that ran the head when it was compared last; None for the
             CPU.
+        token_flow: what its nodes do along the tokens; None for one that was made before that was
+            known.
     """
 
     file: str
@@ -250,6 +252,7 @@ class PredictorRecord:
     hidden_passed: bool | None = None
     hidden_error: float | None = None
     placement: PlacementRecord | None = None
+    token_flow: TokenFlowRecord | None = None
 
     @property
     def passed(self) -> bool:
@@ -401,7 +404,7 @@ class Manifest:
             vision=None,
             mtp=None,
             packed=None,
-            token_flow=None,
+            token_flow=own.token_flow,
         )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -28,6 +28,7 @@ def run_passes(
     passes: Sequence[Pass],
     dump: GraphDump | None = None,
     stop_after: str | None = None,
+    before_target: Callable[[gs.Graph], None] = lambda graph: None,
 ) -> tuple[Findings, tuple[PassRecord, ...]]:
     """Run passes on a graph, in place.
 
@@ -36,6 +37,7 @@ def run_passes(
         passes: run in this order.
         dump: receives the graph before and after each pass that modified it.
         stop_after: name of the last pass to run; None: all of them.
+        before_target: is given the graph before the first pass of a target, if there is one.
 
     Returns:
         What all passes found, and a record of each.
@@ -47,7 +49,10 @@ def run_passes(
     graph.cleanup().toposort()
     if dump is not None:
         dump.begin(graph)
+    first = next((found for found in passes if found.stage == TARGET), None)
     for number, found in enumerate(passes, 1):
+        if found is first:
+            before_target(graph)
         start, before, interface = time.perf_counter(), len(graph.nodes), _interface(graph)
         result = found.run(graph)
         if result.modified:

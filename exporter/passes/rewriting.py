@@ -28,12 +28,14 @@ class Rewritten:
 
     Attributes:
         model: its graph.
+        portable: the graph before the passes of the target alone, its large weights external.
         findings: matches and unmatched candidates.
         weights: its external initializers.
         records: of the passes that ran, in order.
     """
 
     model: onnx.ModelProto
+    portable: onnx.ModelProto
     findings: Findings
     weights: Weights
     records: tuple[PassRecord, ...]
@@ -71,13 +73,21 @@ def rewrite(
     chosen += () if target is None else target_passes(target)
     fuse = fuse_linear_attention.without(withdrawn or {})
     chosen = [fuse if found.name == fuse.name else found for found in chosen]
-    findings, records = run_passes(graph, chosen, dump, stop_after)
+    portable: list[onnx.ModelProto] = []
+
+    def keep(graph: gs.Graph) -> None:
+        held = surgeon.externalize_constants(graph)
+        portable.append(surgeon.to_model(graph))
+        surgeon.restore_constants(graph, held)
+
+    findings, records = run_passes(graph, chosen, dump, stop_after, keep)
     if dump is not None:
         dump.end()
     if "fuse" in stages and not (findings.matches or findings.unmatched or findings.rejected):
         findings = replace(findings, unmatched=_obstacle(model, weights, _fused(graph)))
     external = {} if weights is None else surgeon.externalize_constants(graph)
-    return Rewritten(surgeon.to_model(graph), findings, external, records)
+    result = surgeon.to_model(graph)
+    return Rewritten(result, next(iter(portable), result), findings, external, records)
 
 
 def run(

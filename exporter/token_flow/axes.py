@@ -45,6 +45,7 @@ class Span:
         filled_by: number of the node that did so.
         moved_by: number of the last node that gave elements to other tokens, or cut some off.
         rows: rows of past tokens that are there by a state; None for all.
+        extra: elements behind the tokens that are none, as of a key that is not a token.
     """
 
     start: Length
@@ -55,16 +56,17 @@ class Span:
     filled_by: int | None = None
     moved_by: int | None = None
     rows: int | None = 0
+    extra: int = 0
 
     @property
     def size(self) -> Length:
         """Number of its elements."""
-        return (self.stop - self.start) // of(self.step)
+        return (self.stop - self.start) // of(self.step) + of(self.extra)
 
     @property
-    def place(self) -> tuple[Length, Length, int, bool]:
+    def place(self) -> tuple[Length, Length, int, bool, int]:
         """Where it is in the stream."""
-        return self.start, self.stop, self.step, self.aligned
+        return self.start, self.stop, self.step, self.aligned, self.extra
 
     def shifted(self, by: Length) -> Span:
         """Return the same elements called by other tokens."""
@@ -171,6 +173,8 @@ def _take(
 
 def _split(factor: Factor, size: Length, last: bool) -> tuple[Factor, Factor] | None:
     """Return a factor as two, of which the first, or the last, has a size."""
+    if isinstance(factor, Span) and factor.extra:
+        return None
     rest = factor.size.divided(size)
     if rest is None:
         return None

@@ -19,7 +19,7 @@ from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, span
 from linexport.token_flow.interpreter import FlowKind, Interpreter
 from linexport.token_flow.lengths import PAST, ZERO, Length, of
 from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
-from linexport.token_flow.values import SMALL, Affine, MixingError, Time, TokenValue
+from linexport.token_flow.values import SMALL, Affine, MixingError, Tag, Time, TokenValue
 
 COPIES = ("Identity", "Cast", "CastLike")
 LINEAR = ("Add", "Sub", "Mul", "Neg", "Sum", *COPIES)
@@ -46,6 +46,9 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
     Raises:
         MixingError: it mixes tokens.
     """
+    continued = _continued(a, inputs) if op == "Add" else None
+    if continued is not None:
+        return continued
     numbers = of_numbers(op, inputs)
     if numbers is not None:
         axes = tuple(fixed(of(size)) for size in numbers.shape)
@@ -65,9 +68,36 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
     if not spans(axes) and all(v.states or not v.tokens for v in inputs):
         states = states.union(*(v.states for v in inputs))
     made = TokenValue(axes, None, form, mask, met.time, tokens, None, _faults(inputs), states)
+    # A number that is added to a running sum does not keep a state from continuing it.
+    if op in COPIES or (op in ("Add", "Sub") and inputs[1].uniform is not None):
+        made = replace(made, running=inputs[0].running)
     if op not in COPIES:
         return made
     return replace(made, tag=inputs[0].tag, numbers=inputs[0].numbers)
+
+
+def _continued(a: Interpreter, inputs: Sequence[TokenValue]) -> TokenValue | None:
+    """Return the sum of a state and of what is added up over the tokens of a call; None of others.
+
+    If the state is the sum over the tokens before, it is the sum over all: see
+    ``Interpreter.continued``.
+    """
+    sums = [v for v in inputs if v.running is not None]
+    states = [v for v in inputs if len(v.states) == 1 and v.time == Time.BEFORE]
+    if len(inputs) != 2 or len(sums) != 1 or len(states) != 1:
+        return None
+    (value,), (state,) = sums, states
+    number, name = value.running, next(iter(state.states))
+    if number is None or any(any(axis) for axis in state.known_axes[1:]):
+        return None
+    found = replace(
+        value.without_numbers(), tokens=True, faults=(value.faults | state.faults) - {number}
+    )
+    if value.spans:
+        a.continued.setdefault(number, set()).add(name)
+        return found
+    tag = Tag.of(("sum with", name, a.sums[number]), value.known_axes)
+    return replace(found, time=Time.AFTER, tag=tag)
 
 
 def _faults(inputs: Sequence[TokenValue]) -> frozenset[int]:

@@ -103,13 +103,17 @@ def classify(
         return Classification({FlowKind.MIXING: 1}, (unknown,))
     a = Interpreter(graph, tokens, states, multiple)
     a.run()
-    turned = {number for number, value in a.turns.items() if value in a.turned}
+    turned = {number for number, value in a.sums.items() if value in a.turned}
     faults = {number: node for number, node in _faults(a) if number not in turned}
     return replace(_classified(a, faults), constants=along_tokens(graph, tokens))
 
 
 def _faults(a: Interpreter) -> Iterator[tuple[int, Followed]]:
     """Yield the nodes that mix tokens on the way to an output, by number."""
+    outputs = {tensor.name: a.value(tensor) for tensor in a.graph.outputs}
+    for number, names in a.continued.items():
+        if not all(_sums(outputs[a.states[name].present], name, a.sums[number]) for name in names):
+            yield number, a.followed[number]
     presents = {state.present: state for state in a.states.values()}
     for tensor in a.graph.outputs:
         value = a.value(tensor)
@@ -124,6 +128,11 @@ def _faults(a: Interpreter) -> Iterator[tuple[int, Followed]]:
             a.followed[number].kind = FlowKind.MIXING
             a.followed[number].reason = a.followed[number].reason or text
             yield number, a.followed[number]
+
+
+def _sums(value: TokenValue, past: str, source: str) -> bool:
+    """Return whether a state is the past and the sum of a value over the tokens of a call."""
+    return value.tag is not None and value.tag.source == ("sum with", past, source)
 
 
 def _output_fault(a: Interpreter, value: TokenValue) -> tuple[int | None, str] | None:
@@ -166,6 +175,8 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
         counted = value.uniform
         return None if counted == a.end else (None, "does not count the tokens")
     if state.past.endswith(BEGUN):
+        return None
+    if any(_sums(value, state.past, source) for source in a.sums.values()):
         return None
     join = a.joins.get(state.past)
     if join is None:

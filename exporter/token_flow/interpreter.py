@@ -113,9 +113,10 @@ class Interpreter:
         followed: the nodes, by number.
         joins: rows of states in front of tokens, by the past's name.
         carried: pasts whose node gives their present.
-        turns: values that are added up over a call, from its end, by the number of the node: what
-            turns keys and values of linear attention may be so, where it turns its past as well.
-        turned: those of them that turn a past.
+        sums: values that are added up over the tokens of a call, by the number of the node.
+        turned: those of them that turn a past of linear attention. What is added up from the end of
+            a call may turn its keys and queries, where it turns its past as well.
+        continued: states that are added to a running sum, by the number of its node.
     """
 
     def __init__(
@@ -136,8 +137,9 @@ class Interpreter:
         self.followed: list[Followed] = []
         self.joins: dict[str, Join] = {}
         self.carried: set[str] = set()
-        self.turns: dict[int, str] = {}
+        self.sums: dict[int, str] = {}
         self.turned: set[str] = set()
+        self.continued: dict[int, set[str]] = {}
         self._values: list[dict[str, TokenValue]] = [{}]
         self._makers: list[dict[str, int]] = [{}]
         self._at: list[int] = []

@@ -114,6 +114,7 @@ class TokenValue:
         tag: which values it has.
         faults: numbers of the nodes that mix tokens on the way to it.
         states: names of the states it is made of alone.
+        running: number of the node that adds up tokens of a call, to which a number is added.
         by_call: whether its elements depend on where a sequence is cut, in a way that its numbers
             and its form do not tell.
     """
@@ -127,6 +128,7 @@ class TokenValue:
     tag: Tag | None = None
     faults: frozenset[int] = frozenset()
     states: frozenset[str] = frozenset()
+    running: int | None = None
     by_call: bool = False
 
     @property
@@ -195,7 +197,7 @@ class TokenValue:
     def without_numbers(self) -> TokenValue:
         """Return the value of which no element is known."""
         found = self.without_form(True)
-        return replace(found, numbers=None, mask=NOTHING_KNOWN, tag=None)
+        return replace(found, numbers=None, mask=NOTHING_KNOWN, tag=None, running=None)
 
     def without_form(self, lost: bool = False) -> TokenValue:
         """Return the value with its numbers as linear in indices, or without them if they are not.

@@ -193,6 +193,37 @@ def test_what_does_not_mix_tokens_is_not_named(name: str) -> None:
     assert classified(STREAMING[name]).mixing == ()
 
 
+COUNTED = State("past_count", "present_count", "float32", ("batch", 1), "TokenCount")
+
+
+@pytest.mark.parametrize(("summed", "op"), [("m", ""), ("n", "CumSum")])
+def test_a_running_sum_streams_where_a_state_is_the_sum_before(summed: str, op: str) -> None:
+    found = classified(
+        "c = Slice(x, zero, one, two)  m = Squeeze(c, two)  n = Neg(m)  sums = CumSum(m, one)"
+        "k = Constant <value = float {1}> ()  less = Sub(sums, k)  place = Add(less, past_count)"
+        "w = Cos(place)  p = Unsqueeze(w, two)  q = Add(x, p)"
+        f"all = ReduceSum({summed}, one)  present_count = Add(past_count, all)",
+        COUNTED,
+    ).mixing
+    assert [one.op for one in found] == [op] * bool(op)
+
+
+SINK = (
+    f"{SEEN} {KEPT} {COUNT} {EDGE} all = Shape <start = 1, end = 2> (seen)  total = Squeeze(all)"
+    "columns = Range(n0, total, n1)  behind = Neg(count)  rows = Slice(columns, behind, end, zero)"
+    "r = Unsqueeze(rows, one)  d = Sub(r, columns)  near = LessOrEqual(d, seven)"
+    "past = GreaterOrEqual(d, zero)  mask = And(near, past)"
+    "t = Transpose <perm = [0, 2, 1]> (seen)  s = MatMul(x, t)"
+    "low = Constant <value = float {-1e9}> ()  f = Where(mask, s, low)"
+    "own = Slice(x, zero, one, two)  both = Concat <axis = -1> (f, own)"
+    "p = Softmax(both)  w = Slice(p, zero, %s, two)  q = MatMul(w, seen)"
+)
+
+
+def test_a_score_that_is_no_tokens_is_cut_off_again() -> None:
+    assert classified(SINK % "last", rows(7)).mixing == ()
+
+
 CHUNKS = "c = Constant <value = int64[4] {0, -1, 8, 4}> ()  s = Shape(x)  r = Reshape(x, c)"
 
 

@@ -144,10 +144,10 @@ def _check_states(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> 
 
 
 def _turns(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> set[str]:
-    """Return the values whose sums over a call turn a past, see ``Interpreter.turns``."""
+    """Return the values whose sums over a call turn a past, see ``Interpreter.turned``."""
     pasts = [node.inputs[p.past] for p in ports if len(node.inputs) > p.past]
     faults = {n for past in pasts for t in _sources(past) for n in a.value(t).faults}
-    return {a.turns[n] for n in faults if n in a.turns}
+    return {a.sums[n] for n in faults if n in a.sums}
 
 
 def _sources(tensor: gs.Tensor) -> Iterator[gs.Tensor]:

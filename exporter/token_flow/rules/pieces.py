@@ -71,6 +71,16 @@ def _tokens(
 ) -> TokenValue:
     if step < 0:
         raise MixingError("runs backwards over tokens", "a causal model reads them forwards")
+    if span.extra:
+        ends = (start, end - span.size if end.is_at_least_zero else end)
+        if ends != (ZERO, of(-span.extra)) or step != 1:
+            raise MixingError("takes a part of tokens and of what is behind them")
+        axes = (
+            *given.known_axes[:place],
+            (replace(span, extra=0),),
+            *given.known_axes[place + 1 :],
+        )
+        return replace(given, axes=axes, tag=None)
     each = of(span.step)
     first = span.start + each * _place(start, span.size, True)
     last = (
@@ -232,6 +242,12 @@ def _tokens_joined(
     first = next(i for i, span in enumerate(known) if span is not None)
     span, tag = known[first], parts[first].tag
     assert span is not None
+    behind = [size_of(part.known_axes[place]).number for part in parts[1:]]
+    if len(parts[0].spans) == 2 and not any(known[1:]) and None not in behind:
+        # Scores of keys that are not tokens, such as a sink: each query has its own.
+        extra = sum(n for n in behind if n is not None)
+        found = _joined(a, parts, place, (replace(span, extra=extra),))
+        return replace(found, mask=parts[0].mask)
     for part, other in zip(parts[first + 1 :], known[first + 1 :], strict=True):
         if other is None:
             size = size_of(part.known_axes[place])

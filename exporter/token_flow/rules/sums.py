@@ -56,7 +56,9 @@ def reduction(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     if keeps:
         axes = [() if place in places else axis for place, axis in enumerate(axes)]
     whole = TokenValue(tuple(axes), tokens=given.tokens)
-    a.turns[a.number] = node.inputs[0].name
+    if node.op == "ReduceSum" and len(places) == 1:
+        a.sums[a.number] = node.inputs[0].name
+        whole = replace(whole, running=a.number)
     found = given
     for place in places:
         found = reduced(a, node.op, found, place, REDUCTIONS[node.op], [whole])
@@ -82,7 +84,8 @@ def reduced(
     if pair_of(axes) is not None and neutral is not None and neutral(0.0):
         steps = tuple(s if s == LinearStep(0.0) else None for s in given.mask.steps)
         mask = combined("Identity", [Mask(given.mask.cuts, steps)])
-    return replace(given, axes=axes, numbers=None, form=None, mask=mask, tag=None)
+    found = replace(given, axes=axes, numbers=None, form=None, mask=mask, tag=None)
+    return replace(found, running=None)
 
 
 def check_along(
@@ -317,19 +320,18 @@ def running_sum(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
         places = range(number % given.rank, number % given.rank + 1)
     a.check_same_everywhere(given)
     found = elementwise(a, node.op, [given])
+    backwards = bool(node.attrs.get("reverse", 0))
     for place in places:
         span = span_of(given.known_axes[place])
-        if span is not None and span.valid_from.number is not None and not _is_turned(node):
+        if span is not None and span.valid_from.number is not None and not backwards:
             a.note(FlowKind.STATEFUL)  # all rows are there, from the first of the sequence on
-        elif given.known_axes[place]:
-            if node.attrs.get("exclusive", 0) and node.attrs.get("reverse", 0):
-                a.turns[a.number] = node.inputs[0].name
+            continue
+        if span is not None and backwards == bool(node.attrs.get("exclusive", 0)):
+            a.sums[a.number] = node.inputs[0].name
+            found = found if backwards else replace(found, running=a.number)
+        if given.known_axes[place]:
             check_along(a, node.op, given, place, None, [found])
     return [found]
-
-
-def _is_turned(node: gs.Node) -> bool:
-    return bool(node.attrs.get("reverse", 0))
 
 
 @rule("DFT", "STFT")

@@ -1,0 +1,47 @@
+"""Whether a model streams: by what its nodes do along the tokens, and then by running it."""
+
+from __future__ import annotations
+
+import onnx
+
+from linexport import parity
+from linexport.conversion.stages import TracedOriginal
+from linexport.graph.dims import sequence
+from linexport.graph.states import State, find_states
+from linexport.manifest.proof import StreamingRecord, TokenFlowRecord
+from linexport.manifest.records import BUFFER
+from linexport.report import token_flow
+from linexport.token_flow import classify, flow_record
+
+
+def states_of(original: TracedOriginal, model: onnx.ModelProto) -> list[State]:
+    """Return the states of a rewritten graph: the model's own, and those that passes gave it."""
+    given = [i.name for i in original.traced.graph.graph.input]
+    return [*original.traced.states, *find_states(model, given)]
+
+
+def token_flow_of(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlowRecord | None:
+    """Return what the nodes of a rewritten graph do along the tokens.
+
+    None of a model that writes buffers: its calls are what they are, whatever they do with tokens.
+    """
+    if any(state.op == BUFFER for state in original.traced.states):
+        return None
+    tokens = sequence(original.dims)
+    multiple = 1 if tokens is None else original.dims[tokens].multiple
+    found = classify(model, states_of(original, model), tokens, multiple)
+    return flow_record(found, original.traced.line)
+
+
+def check_streams(
+    tested: parity.ModelUnderTest, flow: TokenFlowRecord | None, seed: int
+) -> StreamingRecord:
+    """Compare split sequences with whole ones, unless a node mixes tokens."""
+    return mixing(flow) or parity.check_streaming(tested, seed)
+
+
+def mixing(flow: TokenFlowRecord | None) -> StreamingRecord | None:
+    """Return the record of a model of which a node mixes tokens; None of any other."""
+    if flow is None or not flow.mixing:
+        return None
+    return StreamingRecord(False, token_flow.reason(flow))
