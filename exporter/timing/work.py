@@ -1,6 +1,7 @@
 """The work of a graph, counted as ONNX Runtime runs it: bytes moved, and numbers multiplied.
 
     estimate = START + nodes * NODE + calls * CALL + bytes / BANDWIDTH + products / PRODUCTS
+               + sum over functions f of values of f * FUNCTIONS[f]
 
 The graph is run once with ONNX Runtime's profile, which lists every node that was executed, in
 bodies and behind its own rewrites, with the sizes of what it read and wrote. Counts do not depend
@@ -27,6 +28,12 @@ BANDWIDTH, PRODUCTS = 2e4, 3e4
 """Bytes that are read or written, and numbers that are multiplied and added, in a microsecond by
 one thread of a CPU of 2020: 20 GB and 60 GFLOP a second."""
 
+FUNCTIONS = {
+    **dict.fromkeys(("Celu", "Elu", "Log", "Selu", "Sin", "Cos"), 2e-3),
+    **dict.fromkeys(("Mish", "Softplus"), 1.2e-2),
+}
+"""Microseconds of a value of functions that ONNX Runtime computes one by one (1.32, measured)."""
+
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape"}
 """Operators that read sizes, or give what they read, in ONNX Runtime."""
 
@@ -52,12 +59,14 @@ class Work:
         calls: products of matrices, each of a batch.
         bytes: read and written.
         products: multiplications.
+        functions: microseconds of functions that are computed value by value.
     """
 
     nodes: int = 0
     calls: int = 0
     bytes: int = 0
     products: int = 0
+    functions: float = 0.0
 
     @property
     def microseconds(self) -> float:
@@ -68,6 +77,7 @@ class Work:
             + self.calls * CALL
             + self.bytes / BANDWIDTH
             + self.products / PRODUCTS
+            + self.functions
         )
 
 
@@ -96,6 +106,7 @@ def work_of(model: Path | bytes, fed: Mapping[str, np.ndarray]) -> Work:
 def counted(events: Iterable[Mapping[str, Any]]) -> Work:
     """Add up the events of a profile."""
     nodes = calls = moved = products = 0
+    functions = 0.0
     for event in events:
         kind = event.get("args", {}).get("op_name")
         own = event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL)
@@ -112,7 +123,8 @@ def counted(events: Iterable[Mapping[str, Any]]) -> Work:
             moved += written + sum(bytes for bytes, _ in given)
         batch, multiplied = _products(kind, [s for _, s in given], [s for _, s in made])
         calls, products = calls + batch, products + multiplied
-    return Work(nodes, calls, moved, products)
+        functions += FUNCTIONS.get(kind, 0.0) * sum(math.prod(shape) for _, shape in made)
+    return Work(nodes, calls, moved, products, functions)
 
 
 def _tensors(listed: Sequence[Mapping[str, Shape]]) -> list[tuple[int, Shape]]:
