@@ -117,6 +117,7 @@ def test_bytes_and_products_are_those_of_what_was_run() -> None:
     events = [
         event("MatMul", [x, w], [{"float": [2, 3, 5]}]),
         event("MatMul", [x], [{"float": [2, 3, 5]}]),
+        event("FusedMatMul", [{"float": [4, 6]}], [{"float": [6, 5]}]),  # transposed
         event("Gemm", [{"float": [6, 4]}], [{"float": [6, 5]}]),
         event("Add", [{"float16": [8]}, {"float16": [1]}], [{"float16": [8]}]),
         event("Reshape", [x, {"int64": [2]}], [{"float": [6, 4]}]),
@@ -125,9 +126,9 @@ def test_bytes_and_products_are_those_of_what_was_run() -> None:
         {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Add"}},
     ]
     work = counted(events)
-    assert (work.nodes, work.calls) == (5, 2 + 1 + 1)
-    assert work.products == 2 * 3 * 4 * 5 + 6 * 4 * 5 + 6 * 4 * 5
-    floats = (24 + 40 + 30) + (24 + 30) + (24 + 30)
+    assert (work.nodes, work.calls) == (6, 2 + 1 + 1 + 1)
+    assert work.products == 2 * 3 * 4 * 5 + 3 * (6 * 4 * 5)
+    floats = (24 + 40 + 30) + 3 * (24 + 30)
     assert work.bytes == 4 * floats + 2 * 17
 
 

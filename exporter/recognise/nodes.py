@@ -98,11 +98,12 @@ class Nodes:
         if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
             return x
         shape = [written_size(size_of(g)) for g in groups]
-        if [g for g in groups if g] == list(dims):
-            # Runtimes move transposes through an Unsqueeze, not through a Reshape.
-            new = [place for place, g in enumerate(groups) if not g]
-            places = gs.Constant(self.name("axes"), np.asarray(new, np.int64))
-            return self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
+        # Runtimes move transposes through an Unsqueeze or a Squeeze, not through a Reshape.
+        for op, fewer, more in (("Unsqueeze", dims, groups), ("Squeeze", groups, dims)):
+            if [index for index in more if index] == list(fewer):
+                new = [place for place, index in enumerate(more) if not index]
+                places = gs.Constant(self.name("axes"), np.asarray(new, np.int64))
+                return self.add(op, [x, places], np.dtype(x.dtype), shape=shape)
         target = self.shape_of(groups, copied=dims)
         return self.add("Reshape", [x, target], np.dtype(x.dtype), shape=shape)
 

@@ -153,7 +153,9 @@ def _products(kind: str, given: Sequence[Shape], made: Sequence[Shape]) -> tuple
     if kind in MATRICES:
         # With weights, which are constants and not listed, a batch is one product of matrices.
         batched = len(given) > 1 and len(given[1]) > 2
-        return math.prod(made[0][:-2]) if batched else 1, out * first[-1]
+        # Of the first, which may be transposed, a row or column for each row of the result.
+        summed = math.prod(first) // max(math.prod(made[0][:-1]), 1) or first[-1]
+        return math.prod(made[0][:-2]) if batched else 1, out * summed
     if kind == "Gemm":
         return 1, out * math.prod(first) // max(made[0][0], 1)
     if kind == "Einsum" and len(given) > 1:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import formulations
 from tests.support.outcomes import outcome_of
+from tests.support.work import MOST
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,5 +64,6 @@ def test_what_becomes_of_a_formulation(name: str) -> None:
         assert found.kind in ("refused", "left", "fused"), found
         assert any(formulation.reason in reason for reason in found.reasons), found.reasons
     else:
+        assert found.slower <= MOST
         assert found.kind == ("streams" if formulation.streams else "fused"), found
         assert found.fused == formulation.nodes

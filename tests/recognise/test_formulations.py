@@ -19,6 +19,7 @@ from linexport.plugins.ops.registry import attach_functions
 from linexport.recognise import find
 from tests.support import packed
 from tests.support.outcomes import HALF
+from tests.support.work import MOST, finished, times_as_long
 
 Export = Callable[[str], tuple[Any, onnx.ModelProto]]
 Rewrite = Callable[[str], passes.Rewritten]
@@ -47,7 +48,7 @@ def lengths(name: str) -> tuple[int, ...]:
 
 
 def check(name: str, export: Export, rewritten: passes.Rewritten, causal: bool) -> None:
-    module, _ = export(name)
+    module, model = export(name)
     found = rewritten.findings
     assert not found.rejected
     assert len(found.matches) == module.formulation.nodes
@@ -66,6 +67,7 @@ def check(name: str, export: Export, rewritten: passes.Rewritten, causal: bool) 
         error = np.abs(got - expected.double().numpy()).max() / expected.abs().max().item()
         assert error <= (HALF if packed.find(name).half else 1e-5), f"length {length}"
     module.float()
+    assert times_as_long(module, model, finished(rewritten.model)) <= MOST
 
 
 def test_causal_formulations_are_fused(causal: str, export: Export, rewrite: Rewrite) -> None:

@@ -18,6 +18,7 @@ from linexport.graph import states
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import attach_functions
 from tests.support.packed import Packed, exported, find
+from tests.support.work import times_as_long
 
 LENGTHS = (1, 7, 130)
 LIMIT = 2e-5
@@ -37,12 +38,14 @@ class Outcome:
         fused: number of matches.
         reasons: of what was left.
         error: the largest, of the largest output.
+        slower: times as long as its exported graph that it takes, by counts; 0 where none is fused.
     """
 
     kind: str
     fused: int = 0
     reasons: tuple[str, ...] = ()
     error: float = 0.0
+    slower: float = 0.0
 
 
 def outcome_of(name: str) -> Outcome:
@@ -62,7 +65,8 @@ def outcome_of(name: str) -> Outcome:
     kind = "wrong" if whole > limit else "left" if not fused else "fused"
     if kind == "fused" and kept and pieces <= limit:
         kind = "streams"
-    return Outcome(kind, len(found.matches), reasons, whole)
+    slower = times_as_long(module, model, rewritten.model) if fused else 0.0
+    return Outcome(kind, len(found.matches), reasons, whole, slower)
 
 
 def _errors(module: Packed, model: onnx.ModelProto, traced: int) -> tuple[float, float]:
