@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +35,7 @@ from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
 from linexport.manifest import Manifest, describe_files, digest
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
+from linexport.system.terminal import visible_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -578,7 +582,8 @@ def test_the_command_streams_prompt_and_continuation(
 ) -> None:
     written = list(model.generate(PROMPT.encode(), max_tokens=12))
     done = cli("generate", model.path, "--prompt", PROMPT, "--max-tokens", 12, "--threads", 1)
-    assert (done.code, done.out) == (0, f"{PROMPT}{bytes(written).decode(errors='replace')}\n")
+    text = visible_text(bytes(written).decode(errors="replace"))
+    assert (done.code, done.out) == (0, f"{PROMPT}{text}\n")
     assert "12 tokens after 17 of the prompt" in done.err
 
 
@@ -637,7 +642,8 @@ def test_the_command_continues_several_texts_at_once(
         assert text["tokens"] == list(alone)
         assert (text["prompt"], text["stopped"]) == (prompt, "length")
     done = cli("generate", model.path, *asked)
-    assert done.out == "".join(f"{t['prompt']}{t['text']}\n" for t in found["texts"])
+    texts = "".join(f"{t['prompt']}{t['text']}\n" for t in found["texts"])
+    assert done.out == visible_text(texts)
     assert "36 tokens after 26 of 3 prompts" in done.err
 
 
@@ -647,7 +653,27 @@ def test_the_command_ends_before_a_stop_string(cli: Callable[..., Any], model: A
     stop = text[9:11]
     found = cli(*asked, "--stop", stop, "--stop", "@@", "--json").json()
     assert (found["text"], found["stopped"]) == (text[: text.index(stop)], "stop")
-    assert cli(*asked, "--stop", stop).out == f"{PROMPT}{text[: text.index(stop)]}\n"
+    assert cli(*asked, "--stop", stop).out == f"{PROMPT}{visible_text(text[: text.index(stop)])}\n"
+
+
+def test_control_characters_of_a_text_are_escapes_on_a_terminal(
+    model: Artifact,
+) -> None:
+    """Of the prompt as of what is written after it; ``--raw`` gives the bytes of both."""
+    prompt = b"\x1b]0;owned\x07\x9b2J \xe2\x80\xae\xff\r\n\ta"
+    written = bytes(model.generate(prompt, max_tokens=40))
+    asked = ("generate", str(model.path), "--max-tokens", "40", "--prompt", os.fsdecode(prompt))
+    shown, raw = (_bytes_of(asked + more) for more in ((), ("--raw",)))
+    assert raw == prompt + written + b"\n"
+    assert shown.startswith(rb"\x1b]0;owned\x07")
+    assert not set(shown) & ({*range(32), 127} - set(b"\n\t"))
+    assert all(unicodedata.category(c) != "Cc" or c in "\n\t" for c in shown.decode())
+    assert "\u202e" not in shown.decode()
+
+
+def _bytes_of(arguments: tuple[str, ...]) -> bytes:
+    command = [sys.executable, "-m", "linexport", *arguments, "--threads", "1"]
+    return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,15 @@ def outside(location: str) -> Callable[[onnx.ModelProto], object]:
     return edit
 
 
+def fused(model: onnx.ModelProto) -> None:
+    """Add a node of the CPU library's own domain, with a step that lacks its output."""
+    model.opset_import.append(helper.make_opsetid("linexport.cpu", 1))
+    steps = "1 1 1 LinearAttention 3 0 0 0 2 -1 1"
+    output = model.graph.output[0].name
+    node = helper.make_node("Chain", [output], ["zz"], domain="linexport.cpu", steps=steps)
+    model.graph.node.append(node)
+
+
 def hidden(location: str) -> Callable[[onnx.ModelProto], object]:
     """Return what adds a weight in another file to a branch, which ONNX Runtime opens as well."""
 
@@ -353,9 +362,13 @@ def misread(model: onnx.ModelProto) -> None:
         (outside("../secret.data"), "not a file inside the model's folder"),
         (outside("link.data"), "not a file inside the model's folder"),
         (outside("/etc/hostname"), "not a file inside the model's folder"),
+        (fused, "nodes of the domain linexport.cpu"),
         (hidden("../secret.data"), "not a file inside the model's folder"),
     ],
-    ids=["flattened", "misread", "doubling", "recursive", "above", "link", "absolute", "branch"],
+    ids=[
+        *("flattened", "misread", "doubling", "recursive", "above", "link", "absolute", "fused"),
+        "branch",
+    ],
 )
 def test_a_graph_is_checked_before_onnx_runtime_sees_it(
     artifact: Path,

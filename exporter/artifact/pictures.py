@@ -36,6 +36,12 @@ FAMILIES = ("qwen3_5", "qwen3_5_moe")
 TILED = ("lfm2_vl",)
 """Model types whose processor cuts pictures into tiles."""
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of pictures that are read, by their content, whatever a file is called."""
+
+MOST_PIXELS = 2**26
+"""Pixels of a picture: 192 MiB once it is decoded, from a file of any size."""
+
 EXTRA = "pip install 'linexport[images]'"
 
 
@@ -88,7 +94,7 @@ def read_picture(path: Path) -> Image:
     """Return a picture in RGB, turned as its camera says.
 
     Raises:
-        UsageError: it cannot be read, or is no picture.
+        UsageError: it cannot be read, is no picture of a format that is read, or too large.
         EnvironmentProblemError: Pillow is not installed.
     """
     try:
@@ -96,12 +102,18 @@ def read_picture(path: Path) -> Image:
     except ImportError:
         raise EnvironmentProblemError(f"Reading {path} needs Pillow: {EXTRA}.") from None
     try:
-        with Image.open(path) as picture:
+        # Others are programs, as PostScript is, which Pillow gives to an interpreter.
+        with Image.open(path, formats=FORMATS) as picture:
+            width, height = picture.size  # of its head: nothing is decoded yet
+            if width * height > MOST_PIXELS:
+                raise UsageError(
+                    f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are decoded. "
+                    "Scale it down."
+                )
             return ImageOps.exif_transpose(picture).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(
-            f"{path} cannot be read as an image: {error}. Expected a file that Pillow opens, such "
-            "as PNG or JPEG."
+            f"{path} cannot be read as an image: {error}. Expected one of {', '.join(FORMATS)}."
         ) from None
 
 

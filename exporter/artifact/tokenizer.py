@@ -69,8 +69,13 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decoder(self) -> Decoder:
-        """Return a decoder of one text."""
+    def decoder(self, *, exact: bool = False) -> Decoder:
+        """Return a decoder of one text.
+
+        Args:
+            exact: bytes that are no characters are surrogates, as in names of files, so that
+                nothing of a text of bytes is lost; otherwise U+FFFD.
+        """
         ...
 
     def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:
@@ -206,8 +211,8 @@ class _Bytes:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         return list(text.encode("utf-8", "surrogateescape"))
 
-    def decoder(self) -> Decoder:
-        return _ByteDecoder()
+    def decoder(self, *, exact: bool = False) -> Decoder:
+        return _ByteDecoder("surrogateescape" if exact else "replace")
 
     def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         return ""
@@ -217,8 +222,8 @@ class _Bytes:
 
 
 class _ByteDecoder:
-    def __init__(self) -> None:
-        self._inner = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, errors: str) -> None:
+        self._inner = codecs.getincrementaldecoder("utf-8")(errors)
 
     def __call__(self, token: int) -> str:
         return self._inner.decode(bytes([token]))
@@ -255,7 +260,7 @@ class _HuggingFace:
             raise UsageError("The prompt is not valid UTF-8.") from None
         return self._encoder.encode(text, special=special)
 
-    def decoder(self) -> Decoder:
+    def decoder(self, *, exact: bool = False) -> Decoder:
         return _HuggingFaceDecoder(self._inner.decode, self._has_text)
 
     def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:

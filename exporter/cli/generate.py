@@ -177,7 +177,10 @@ def generate(
             stop_strings=stop or None,
         )
         texts = GeneratedTexts.begin(
-            *(model, prompt, request, system if chat else None), chat=chat, images=image or ()
+            *(model, prompt, request, system if chat else None),
+            chat=chat,
+            images=image or (),
+            exact=raw and not json,
         )
         alone = len(prompt) == 1 and not json
         show = _show_raw if raw else _show

@@ -102,6 +102,7 @@ class GeneratedTexts:
         *,
         chat: bool,
         images: Sequence[Path] = (),
+        exact: bool = False,
     ) -> GeneratedTexts:
         """Return texts of which nothing is written.
 
@@ -112,6 +113,7 @@ class GeneratedTexts:
             system: the system's message of a conversation, if any.
             chat: prompts are messages of a user.
             images: files of the images in the only prompt.
+            exact: see ``Tokenizer.decoder``.
 
         Raises:
             LinexportError: the model has no texts, or a file of it is damaged; says why.
@@ -136,7 +138,7 @@ class GeneratedTexts:
             else:
                 ids = tokenizer.encode(prompt)
             ids, given = with_pictures(model, ids, images) if images else (ids, None)
-            decoder, stops = tokenizer.decoder(), StopStrings(how.stops)
+            decoder, stops = tokenizer.decoder(exact=exact), StopStrings(how.stops)
             texts.append(_Text(prompt, ids, given, tokenizer, decoder, stops, not chat))
         return cls(model, request, how, texts)
 

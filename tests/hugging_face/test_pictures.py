@@ -355,3 +355,37 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     settings[0x0112] = 6
     made.save(tmp_path / "turned.jpg", exif=settings)
     assert pictures.read_picture(tmp_path / "turned.jpg").size == (2, 3)
+
+
+@pytest.mark.parametrize("form", pictures.FORMATS)
+def test_pictures_of_usual_formats_are_read_whatever_they_are_called(
+    form: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "picture.dat"
+    image.new("RGB", (3, 2), (255, 0, 0)).save(path, form)
+    assert pictures.read_picture(path).size == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.eps", "a.png"])
+def test_a_picture_that_is_a_program_is_not_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostScript goes to an interpreter, as Pillow does it, whatever the file is called."""
+    path, started = tmp_path / name, []
+    image.new("RGB", (3, 2)).save(path, "EPS")
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(a))
+    with pytest.raises(UsageError, match="cannot be read as an image"):
+        pictures.read_picture(path)
+    assert not started
+
+
+def test_a_picture_of_too_many_pixels_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a hundred kilobytes may have any number of them."""
+    path = tmp_path / "large.png"
+    image.new("1", (9000, 9000)).save(path)
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 67,108,864 are decoded"):
+        pictures.read_picture(path)
