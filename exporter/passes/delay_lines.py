@@ -98,6 +98,8 @@ class _Lines:
             moved = reader.read(node.outputs[0]) if node.op in CANDIDATES else None
             if moved is not None:
                 found.append(moved)
+                if moved.result.shape is None:
+                    moved.result.shape = moved.sizes()
                 alive.add(id(moved.source))
             elif node.op not in SIZES_ONLY:
                 alive |= {id(t) for t in reads(node)}

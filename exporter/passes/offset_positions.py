@@ -2,6 +2,7 @@
 
     Range(a, T + a, 1)      becomes  Range(a, T + a, 1) + past_length, a any constant
     table[..., 0:T, ...]    becomes  Gather(table, Range(0, T, 1) + past_length), table a constant
+    a sum over positions    becomes  Gather(table, ...), and a line where its table ends
     present_length          is       past_length + T
 
 so that a piece of a sequence gets the positions it has in the whole. Gather raises beyond the end
@@ -19,6 +20,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.states import LENGTH
 from linexport.passes.contract import Pass, PassResult
+from linexport.passes.past_length import PastLength, token_source
+from linexport.recognise.counted import CountReader
+from linexport.recognise.moved import TokenSizes
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
 
@@ -37,16 +41,20 @@ def run(graph: gs.Graph) -> PassResult:
     counted = parse(length)
     ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, counted)]
     slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]
-    source = _source(graph, length)
-    if source is None or not (ranges or slices):
+    source = token_source(graph, length)
+    counts = CountReader(graph, TokenSizes(length)).read()
+    if source is None or not (ranges or slices or counts):
         return PassResult(False)
-    past = _Past(graph, *source)
+    past = PastLength(graph, *source)
+    for counted in counts:
+        past.count_on(counted)
     for node in ranges:
         past.offset(node)
     for node in slices:
         axes = known.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
         past.look_up(node, 0 if axes is None else int(axes[0]))
-    log.info("past_length is added to %d ranges and %d tables", len(ranges), len(slices))
+    found = len(ranges), len(slices), len(counts)
+    log.info("past_length is added to %d ranges, %d tables and %d sums of positions", *found)
     return PassResult(True)
 
 
@@ -98,65 +106,6 @@ def _picks_tokens(node: gs.Node) -> bool:
                 reached.add(consumer.name)
                 todo += consumer.outputs
     return False
-
-
-def _source(graph: gs.Graph, length: str) -> tuple[gs.Tensor, int] | None:
-    """Return an input that has the token axis, and the place of that axis."""
-    for given in graph.inputs:
-        if given.shape and length in given.shape:
-            return given, list(given.shape).index(length)
-    return None
-
-
-class _Past:
-    """The input that counts the tokens before this piece, and the values computed from it."""
-
-    def __init__(self, graph: gs.Graph, source: gs.Tensor, axis: int) -> None:
-        self.graph = graph
-        past, present = LENGTH
-        self.length = gs.Variable(past, np.int64, [1])
-        graph.inputs.append(self.length)
-        attributes = {"start": axis, "end": axis + 1}
-        self.count = self._node("Shape", f"{present}/count", [source], attributes)
-        after = gs.Variable(present, np.int64, [1])
-        inputs = [self.length, self.count]
-        graph.nodes.append(gs.Node("Add", present, inputs=inputs, outputs=[after]))
-        graph.outputs.append(after)
-
-    def offset(self, node: gs.Node) -> None:
-        """Add the past to the positions of a Range."""
-        positions = node.outputs[0]
-        counted = gs.Variable(f"{positions.name}/counted", positions.dtype, positions.shape)
-        node.outputs[0] = counted
-        inputs = [self.length, counted]
-        past = self._node("CastLike", f"{node.name}/past", inputs, dtype=positions.dtype)
-        self.graph.nodes.append(
-            gs.Node("Add", f"{node.name}/offset", inputs=[counted, past], outputs=[positions])
-        )
-
-    def look_up(self, node: gs.Node, axis: int) -> None:
-        """Gather the rows of a table at the positions of this piece, instead of slicing it."""
-        zero, one = (gs.Constant(f"{node.name}/{n}", np.asarray(n, np.int64)) for n in (0, 1))
-        count = self._node("Squeeze", f"{node.name}/count", [self.count])
-        counted = self._node("Range", f"{node.name}/counted", [zero, count, one])
-        positions = self._node("Add", f"{node.name}/positions", [counted, self.length])
-        table, (output,) = node.inputs[0], node.outputs
-        node.outputs.clear()
-        self.graph.nodes.append(
-            gs.Node("Gather", node.name, {"axis": axis}, [table, positions], [output])
-        )
-
-    def _node(
-        self,
-        op: str,
-        name: str,
-        inputs: list[gs.Tensor],
-        attributes: dict[str, int] | None = None,
-        dtype: type = np.int64,
-    ) -> gs.Variable:
-        output = gs.Variable(name, dtype)
-        self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))
-        return output
 
 
 PASS = Pass(

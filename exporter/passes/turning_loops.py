@@ -398,6 +398,7 @@ class _Turning:
                     original=sides[0],
                     replacement=sides[1],
                     length=parse(str(self.length)),
+                    reach=1,
                     precision="float32",
                     imports=self._imports(),
                 )

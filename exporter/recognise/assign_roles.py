@@ -77,14 +77,14 @@ def _causal(
         return None
     if len(orders) > 1:
         raise NotAttentionError("it has more than one mask by position, such as a window")
-    if order.offset not in (0, -1):
+    if order.offset > 0:
         raise NotAttentionError(
             f"its triangle is shifted by {order.offset}; only a mask that ends at the diagonal, or "
-            "one before it, is causal linear attention"
+            "before it, is causal linear attention"
         )
     if reverse and roles.decay is not None:
         raise NotAttentionError("its mask keeps later positions, and its keys fade")
-    return replace(roles, causal=True, strict=order.offset == -1, reverse=reverse)
+    return replace(roles, causal=True, lag=-order.offset, reverse=reverse)
 
 
 def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:

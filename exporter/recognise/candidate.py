@@ -75,6 +75,7 @@ def rewrite_candidate(
         (root.region, root.tensor),
         (writer.nodes, writer.result),
         size_of(roles.query_position),
+        roles.lag,
         _coarsest(root.region),
         imports,
     )

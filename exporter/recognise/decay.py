@@ -23,14 +23,14 @@ class Decay:
 
     Attributes:
         width: the labels of channels, where every channel decays by itself.
-        lags: a query meets the decays up to that of the token before it.
+        lag: a query meets the decays up to that of so many tokens before it.
     """
 
     leaves: tuple[Leaf, ...]
     time: Index
     width: Index
     coefficient: float
-    lags: bool = False
+    lag: int = 0
 
 
 def read_decay(roles: Roles, heads: Index) -> Decay:
@@ -48,8 +48,8 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     source, time = others[0], roles.query_position
     if isinstance(source, PositionOrder):
         # sum_u [u <= t] g_u up to and including t: X_t - X_{t-1} = g_t. Where the newest key is
-        # that of the token before, so may the newest decay be.
-        known = source.offset == 0 or (source.offset == -1 and roles.strict)
+        # that of a token before, so may the newest decay be.
+        known = 0 <= -source.offset <= roles.lag
         if source.row != roles.query_position or not known or not leaves:
             raise NotAttentionError("its decay is a cumulative sum over other positions")
         time = source.column
@@ -61,8 +61,8 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     if own - {*roles.batch, *heads, *roles.channels, *time}:
         raise NotAttentionError("its decay depends on labels that keys do not have")
     width = roles.channels if own & set(roles.channels) else ()
-    lags = isinstance(source, PositionOrder) and source.offset == -1
-    return Decay(leaves, time, width, term.coefficient, lags)
+    lag = -source.offset if isinstance(source, PositionOrder) else 0
+    return Decay(leaves, time, width, term.coefficient, lag)
 
 
 def without_step(product: Term) -> tuple[Term, bool]:
@@ -140,11 +140,11 @@ def common_multiple(
 
 
 def _advanced(term: Term) -> Term:
-    """Return sum_u [u <= t] g_u for sum_u [u <= t - 1] g_u, which is what a query may lack."""
+    """Return sum_u [u <= t] g_u for sum_u [u <= t - m] g_u, which is what a query may lack."""
     return replace(
         term,
         factors=tuple(
-            replace(f, offset=0) if isinstance(f, PositionOrder) and f.offset == -1 else f
+            replace(f, offset=0) if isinstance(f, PositionOrder) and f.offset < 0 else f
             for f in term.factors
         ),
     )

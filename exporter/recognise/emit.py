@@ -25,11 +25,12 @@ from linexport.recognise.nodes import written_size
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.signed import Signs
 from linexport.recognise.sums import Sums, is_sum
-from linexport.recognise.terms import IDENTITY, Leaf
+from linexport.recognise.terms import IDENTITY, Leaf, PositionOrder
 from linexport.recognise.tokens import (
     delayed_logarithms,
     delayed_tokens,
     masked_tokens,
+    over_window,
     reversed_tokens,
     scaled_tokens,
 )
@@ -104,13 +105,15 @@ class MatchWriter(Sums):
         initial = self._initial(dtype) if roles.initial else None
         if initial is not None:
             # b_t - (1 - a_t) h: what is computed is h_t - h, which is zero before the first token.
-            kept = self._times_decays(initial, faded, rates)
+            kept = scaled_tokens(
+                self, initial, self._kept(faded, rates, 1, False), axis_size(self.layout.value)
+            )
             for op, x in (("Add", kept), ("Sub", initial)):
                 inputs[2] = self.add(op, [inputs[2], x], dtype, shape=initial.shape)
         mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
-        if roles.strict:
+        if roles.lag:
             inputs, faded, rates, mask = self._earlier(inputs, faded, rates, mask)
         signs = None if rates is None else self.signs(rates)
         if signs is not None:
@@ -187,46 +190,67 @@ class MatchWriter(Sums):
         rates: gs.Variable | None,
         mask: gs.Tensor,
     ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Variable | None, gs.Tensor]:
-        """Return inputs of which each token has the key and the value of the one before.
+        """Return inputs of which each token has the key and the value of k tokens before.
 
-            sum_{s < t} exp(X_t - X_s) k_s v_s
-            = sum_{r <= t} exp(X_t - X_r) exp(g_r) k_{r-1} v_{r-1}
+            sum_{s <= t-k} exp(X_{t-m} - X_s) k_s v_s
+            = sum_{r <= t} exp(X_{t-m} - X_{r-m}) exp(X_{r-m} - X_{r-k}) k_{r-k} v_{r-k}
 
-        without exp(g_r) where keys fade up to the token before the query.
+        m is 0, or more where keys fade up to a token before the query.
 
         Raises:
             NotAttentionError: a map is applied to keys, of which those before the first are zero.
         """
-        roles, order = self.roles, self.layout
+        roles, order, lag = self.roles, self.layout, self.roles.lag
+        shifted = f"its triangle is shifted by {-lag}"
         if self.mapped is not None:
-            raise NotAttentionError("its triangle is shifted by -1, and its scores are mapped")
+            raise NotAttentionError(f"{shifted}, and its scores are mapped")
         query, key, value = inputs
         if not mask.is_empty():
             key = masked_tokens(self, key, mask)
-        value = delayed_tokens(self, value)
+        value = delayed_tokens(self, value, lag)
         # Without a key it is 1 everywhere, and the value is zero where there is none.
-        key = delayed_tokens(self, key) if roles.key else key
-        if roles.lags:
-            return [query, key, value], faded, rates, gs.Variable.empty()
-        if not faded.is_empty() and decay.read_decay(roles, order.value).lags:
-            rates = None if rates is None else delayed_tokens(self, rates)
-            faded = delayed_logarithms(self, faded)
-        elif not faded.is_empty():
-            if roles.key and order.key != order.value:
-                raise NotAttentionError("its triangle is shifted by -1, and its keys are shared")
-            if roles.key:
-                key = self._times_decays(key, faded, rates)
-            else:
-                value = self._times_decays(value, faded, rates)
-        return [query, key, value], faded, rates, gs.Variable.empty()
+        key = delayed_tokens(self, key, lag) if roles.key else key
+        late = gs.Variable.empty()
+        if faded.is_empty():
+            return [query, key, value], faded, rates, late
+        found = decay.read_decay(roles, order.value)
+        since = lag - found.lag - roles.lags  # decays between a key and the query that meets it
+        if found.lag:
+            rates = None if rates is None else delayed_tokens(self, rates, found.lag)
+            faded = delayed_logarithms(self, faded, found.lag)
+        if not since:
+            return [query, key, value], faded, rates, late
+        if roles.key and order.key != order.value:
+            raise NotAttentionError(f"{shifted}, and its keys are shared")
+        counted = not isinstance(self._decay_source(), PositionOrder)
+        kept = self._kept(faded, rates, since, counted)
+        if roles.key:
+            key = scaled_tokens(self, key, kept, axis_size(order.value))
+        else:
+            value = scaled_tokens(self, value, kept, axis_size(order.value))
+        return [query, key, value], faded, rates, late
 
-    def _times_decays(
-        self, x: gs.Variable, faded: gs.Variable, rates: gs.Variable | None
+    def _kept(
+        self, faded: gs.Tensor, rates: gs.Variable | None, count: int, steady: bool
     ) -> gs.Variable:
-        """Return tokens times their decays, whose logarithms are given where they are positive."""
-        if rates is None:
-            rates = self.add("Exp", [faded], np.dtype(x.dtype), shape=faded.shape)
-        return scaled_tokens(self, x, rates, axis_size(self.layout.value))
+        """Return the products of so many last decays; their logarithms are given, or they are.
+
+        ``steady`` are the same at every token.
+        """
+        dtype = np.dtype(faded.dtype)
+        if rates is not None:
+            return over_window(self, rates, count, "Mul")
+        if steady:
+            times = gs.Constant(self.name("times"), np.asarray(count, dtype))
+            sums = self.add("Mul", [faded, times], dtype, shape=faded.shape)
+        else:
+            sums = over_window(self, faded, count, "Add")
+        return self.add("Exp", [sums], dtype, shape=faded.shape)
+
+    def _decay_source(self) -> object:
+        """Return the factor of the decay that is of positions."""
+        assert self.roles.decay is not None
+        return next(f for f in self.roles.decay.factors if not isinstance(f, Leaf))
 
     def dtype(self) -> np.dtype[np.generic]:
         """The widest dtype of what is read.

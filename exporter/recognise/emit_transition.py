@@ -48,7 +48,7 @@ class TransitionWriter(MatchWriter):
             self._vectors(given.reads, roles.channels, dtype),
             b,
         ]
-        if roles.strict:  # what is read has seen the tokens before
+        if roles.lag:  # what is read has seen the tokens before
             inputs[1:] = [
                 (delayed_logarithms if place == DECAY else delayed_tokens)(self, x)
                 for place, x in enumerate(inputs[1:], 1)

@@ -54,6 +54,13 @@ class Along:
 
 
 @dataclass(frozen=True)
+class Late(Along):
+    """A tensor that has a number of positions more in front, or fewer behind, than another one."""
+
+    by: int
+
+
+@dataclass(frozen=True)
 class Pieces:
     """A tensor that is several others side by side along one dim."""
 
@@ -88,7 +95,8 @@ class Evaluator:
         pieces: of values made by Pad and Concat.
         padded: what values are of that have zeros behind it along a dim, however many.
         delayed: what values are of that have one zero in front of it.
-        shortened: what values are of that lack its last position.
+        late: what values are of that have several zeros in front of it.
+        shortened: what values are of that lack its last positions.
         behind: of values whose first position was put in front of the others.
         products: opaque values as products of two tensors.
         values: known values.
@@ -114,7 +122,8 @@ class Evaluator:
         self.pieces: dict[str, Pieces] = {}
         self.padded: dict[str, Along] = {}
         self.delayed: dict[str, Along] = {}
-        self.shortened: dict[str, Along] = {}
+        self.late: dict[str, Late] = {}
+        self.shortened: dict[str, Late] = {}
         self.behind: dict[str, Behind] = {}
         self.products: dict[str, Form] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})

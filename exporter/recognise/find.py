@@ -20,6 +20,7 @@ from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
 from linexport.recognise.maximum import weights_below
+from linexport.recognise.moved import of_positions
 from linexport.recognise.products import with_factors
 from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.read_roles import read_roles
@@ -70,6 +71,7 @@ class Search(Rewriter):
         self.withdrawn = dict(withdrawn or {})
         self.unmatched: dict[str, UnmatchedCandidate] = {}
         self.stabilized = False
+        self.positions = of_positions(graph)
 
     def run(self) -> Findings:
         """Replace all that can be proven."""
@@ -172,11 +174,16 @@ class Search(Rewriter):
                     reason := softmax.not_linear_reason(self.evaluator, node, form)
                 ):
                     self._reject(node, reason)
-                if roles is not None and not _overflows(tensor, roles):
+                if roles is not None and not self._is_left(tensor, roles):
                     roles = replace(roles, beside=beside)
                     region = self.region(tensor, roles.leaves)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
+
+    def _is_left(self, tensor: gs.Tensor, roles: Roles) -> bool:
+        """Return whether something else computes a value that is an attention."""
+        counted = all(leaf.tensor.name in self.positions for leaf in roles.leaves)
+        return counted or _overflows(tensor, roles) or _is_late(tensor.inputs[0], roles)
 
     def _readable(self, node: gs.Node, form: Form) -> Form:
         """Return a form that has roles, be it that of a cumulative sum of a tensor.
@@ -246,7 +253,12 @@ class Search(Rewriter):
                     continue
                 inner = roots[tensor.name].roles
                 if root.roles.query and not inner.query:
-                    continue  # a sum over keys alone, of which the attention is made
+                    # A sum over keys alone, of which the attention is made. Where it is added once
+                    # more, as it was some tokens before, it has to be there.
+                    added = [f.tensor for t in root.roles.beside for f in t.of(Leaf)]
+                    if any(node is n for n in nodes_behind(added)):
+                        return True
+                    continue
                 # Factors that differ from query to query are outside the sum over keys: without
                 # them the inner value is the whole attention, and a simpler one. What lacks more
                 # than them is a part, such as the logarithms of products of decays.
@@ -267,7 +279,7 @@ class Search(Rewriter):
 
     def _replace(self, root: Root) -> None:
         # Before the first token there is no key, and a map would make one of zeros.
-        own = root.mapped is not None or root.roles.strict
+        own = root.mapped is not None or root.roles.lag > 0
         mapped = None if own else feature_maps.read_map(self.evaluator, root.roles, self.imports)
         # With its feature map the match replaces more nodes. Where that cannot be proven, the match
         # without it still may be.
@@ -329,6 +341,11 @@ def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:
     """Return whether a sum of exps is taken the logarithm of, which a pass computes stably."""
     exps = not roles.query and any(map(_is_exp, roles.value))
     return exps and any(node.op == "Log" for node in tensor.outputs)
+
+
+def _is_late(node: gs.Node, roles: Roles) -> bool:
+    """Return whether a node delays sums over keys alone: they are there, and have a state."""
+    return roles.lag > 1 and not roles.query and node.op in ("Pad", "Slice", "Concat")
 
 
 def _is_exp(leaf: Leaf) -> bool:

@@ -30,7 +30,7 @@ def with_initial(roles: Roles, fading: Term) -> Roles | None:
     Raises:
         NotAttentionError: it fades otherwise than the sum over tokens does.
     """
-    if roles.query or roles.decay is None or roles.weights or roles.strict or roles.post != 1.0:
+    if roles.query or roles.decay is None or roles.weights or roles.lag or roles.post != 1.0:
         return None
     exps = [f for f in fading.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
     state = tuple(fading.of(Leaf))

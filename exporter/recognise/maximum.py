@@ -56,7 +56,7 @@ def exponent_of(roles: Roles) -> Leaf:
     """
     inside = {*roles.channels, *roles.widths} if roles.key else {*roles.channels}
     found = [f for f in (*roles.key, *roles.value) if _is_exp(f) and not f.axes & inside]
-    if len(found) != 1 or roles.strict or roles.reverse or roles.mask is not None:
+    if len(found) != 1 or roles.lag or roles.reverse or roles.mask is not None:
         raise NotAttentionError(
             "its exponents have a maximum subtracted, and are not one number for each key that "
             "counts up to its own query"

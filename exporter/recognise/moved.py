@@ -22,6 +22,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.dims import DIVIDED
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.candidate import inputs_of
+from linexport.recognise.nodes import written_size
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import stated_sizes
@@ -91,6 +92,12 @@ class Moved:
         """Return a part of it with the rows behind."""
         widths = [(0, max(self.behind, 0) if p == self.axis else 0) for p in range(x.ndim)]
         return np.pad(x, widths, constant_values=np.asarray(self.end, x.dtype))
+
+    def sizes(self) -> list[int | str]:
+        """Return the sizes of the result."""
+        found = stated_sizes(self.source) or []
+        found[self.axis] += Size(self.front + self.behind)
+        return [written_size(size) for size in found]
 
     @property
     def is_delay(self) -> bool:
@@ -233,7 +240,7 @@ class MoveReader:
         self, source: gs.Tensor, result: gs.Tensor, axis: int, region: Sequence[gs.Node]
     ) -> Moved | None:
         """Return how the tokens are moved, where that is the same at all lengths."""
-        reach = _reach(region)
+        reach = reach_of(region)
         given = inputs_of(region)
         if source not in given:
             given.append(source)
@@ -302,7 +309,7 @@ def numbers(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np
     return random.standard_normal(shape).astype(kind)
 
 
-def _reach(region: Sequence[gs.Node]) -> int | None:
+def reach_of(region: Sequence[gs.Node]) -> int | None:
     """Return a bound of the constants that positions are compared with and moved by."""
     total = 0.0
     for node in region:

@@ -51,7 +51,8 @@ class Outputs(StateSpaces):
         summed = tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in free))
         if summed:
             inner = [f for f in leaves if f.axes & set(summed)]
-            groups = (*packed[:2], heads, summed)
+            wide = any(f.axes & set(self.roles.widths) for f in inner)
+            groups = (*packed[:2], packed[2] if wide else heads, summed)
             x = self.product_of(inner, groups, heads, dtype)
             last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
             kept = {"keepdims": 0}

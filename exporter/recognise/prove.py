@@ -58,6 +58,7 @@ class RewriteCandidate:
         channels: dims of channels of queries (0) and keys (1) whose scores are to be nearly 0.
         original, replacement: the nodes of each, in order, and what they compute.
         length: the size of a sequence.
+        reach: how many tokens before a query its newest key may be: shorter sequences show nothing.
         precision: the coarsest dtype on the way.
         imports: operator sets of the model.
     """
@@ -72,6 +73,7 @@ class RewriteCandidate:
     original: tuple[Sequence[gs.Node], gs.Variable]
     replacement: tuple[Sequence[gs.Node], gs.Variable]
     length: Size
+    reach: int
     precision: str
     imports: Mapping[str, int]
 
@@ -221,7 +223,7 @@ def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
     for count, length in enumerate(LENGTHS):
         symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:
-            symbols[along[-1]] = length
+            symbols[along[-1]] = length + (candidate.reach if candidate.reach > 1 else 0)
         yield symbols
         if not along:
             return

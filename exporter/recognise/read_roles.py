@@ -71,6 +71,8 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         if below is None:
             raise NotAttentionError("its denominator is not one sum over keys plus a number")
         roles = normalised(roles, product, below)
+        if roles.lag and not roles.key:
+            raise NotAttentionError("its denominator counts the keys of a shifted triangle")
     _sensible(roles)
     return roles if fading is None else with_initial(roles, fading)
 

@@ -36,7 +36,7 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
     fixed = all(a.size.known is not None for a in column)
     if not (looks_back or looks_ahead) or fixed or len(row) != len(column):
         return None
-    if order.offset not in (0, -1):
+    if order.offset > 0:
         return None
     t, s = set(row), set(column)
     value = [f for f in leaves if f.axes & s]
@@ -68,7 +68,7 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
         widths,
         batch,
         causal=True,
-        strict=order.offset == -1,
+        lag=-order.offset,
         reverse=looks_ahead,
     )
 

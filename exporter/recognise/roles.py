@@ -61,7 +61,7 @@ class Roles:
         batch: labels shared by all, outside the heads.
         scale, eps: as of the op; ``normalize`` as well.
         post: what the op's output is multiplied with, as a number and sizes.
-        strict: a query meets the keys before it, without its own.
+        lag: a query meets keys up to that many tokens before it: 1 without its own.
         lags: keys, of tokens before the query, fade up to the token before it; at a constant rate.
         reverse: it meets those after it.
         stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
@@ -90,7 +90,7 @@ class Roles:
     eps: float = 0.0
     post: float = 1.0
     post_counts: tuple[Count, ...] = field(default=())
-    strict: bool = False
+    lag: int = 0
     lags: bool = False
     reverse: bool = False
     stabilized: bool = False

@@ -71,7 +71,7 @@ class StateSpaces(SignedGates):
         None of others, and of what is no convolution.
         """
         roles, heads = self.roles, self.layout.value
-        other = roles.key or roles.normalize or roles.strict or roles.initial or roles.stabilized
+        other = roles.key or roles.normalize or roles.lag or roles.initial or roles.stabilized
         if roles.decay is None or other:
             return None
         found = read_decay(roles, heads)

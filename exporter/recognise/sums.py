@@ -20,6 +20,7 @@ from linexport.recognise.nodes import written_size
 from linexport.recognise.outputs import Outputs
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Leaf
+from linexport.recognise.tokens import delayed_tokens
 
 
 def is_sum(roles: Roles) -> bool:
@@ -55,10 +56,12 @@ class Sums(Outputs):
         else:
             ones = np.ones((1, 1, axis_size(groups[2])), dtype)
             x = self.everywhere(ones, groups[2], roles.key_position)
+        if roles.lag > 1:
+            x = delayed_tokens(self, x, roles.lag)
         shape = [written_size(size_of(group)) for group in made]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         op = cumulative_sum.OP.name
-        attributes = {"axis": place, "exclusive": int(roles.strict)}
+        attributes = {"axis": place, "exclusive": int(roles.lag == 1)}
         node = gs.Node(op, f"{self.root.name}/{op}", attributes, [x], [output], domain=DOMAIN)
         self.nodes.append(node)
         if self._has_more:
@@ -76,7 +79,8 @@ class Sums(Outputs):
         labels = {a for index in dims for a in index}
         rest = tuple(a for a in (*self.layout.output, *roles.widths) if a not in own)
         suits = dims[:1] == (roles.batch,) and roles.query_position in dims[1:]
-        if roles.value and suits and not self._has_more and labels >= {*rest, *own}:
+        plain = roles.lag < 2 and not self._has_more
+        if roles.value and suits and plain and labels >= {*rest, *own}:
             return dims
         return (roles.batch, roles.query_position, rest)
 

@@ -71,7 +71,7 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     roles = read and _roles(e, parts, read[0], time)
     if not roles or not read:
         return None
-    roles = replace(roles, strict=last is None)
+    roles = replace(roles, lag=int(last is None))
     place = (node.attrs.get("scan_output_axes") or [0])[0] % (len(read[1]) + 1)
     dims = (*read[1][:place], roles.query_position, *read[1][place:])
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))

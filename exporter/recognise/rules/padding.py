@@ -19,7 +19,7 @@ from linexport.recognise.evaluate import Along, Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import shifts
 from linexport.recognise.rules.leading_zeros import made_of
-from linexport.recognise.sizes import ONE, Size
+from linexport.recognise.sizes import Size
 from linexport.recognise.terms import (
     IDENTITY,
     Factor,
@@ -43,7 +43,7 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
     if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
         return None
     value = float(filling.item()) if filling is not None else 0.0
-    if form is not None and list(fronts.values()) == [ONE] and value == 0.0:
+    if form is not None and len(fronts) == 1 and value == 0.0:
         return _delay(e, node, form, fronts, ends)
     if form is None or form.leaf is None or len(ends) != 1 or fronts:
         return None
@@ -63,12 +63,15 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
 def _delay(
     e: Evaluator, node: gs.Node, form: Form, fronts: dict[int, Size], ends: dict[int, Size]
 ) -> Form | None:
-    (place,) = fronts
-    if ends == {place: shifts.LAST}:
-        return shifts.delayed(form, place)
+    ((place, front),) = fronts.items()
+    if front.known is None or front.known < 1:
+        return None
+    if ends == {place: Size(-front.known)}:
+        return shifts.delayed(form, place, front.known)
     if ends:
         return None
-    return shifts.put_zero_in_front(e, node.inputs[0].name, node.outputs[0].name, place, form)
+    given, made = node.inputs[0].name, node.outputs[0].name
+    return shifts.put_zeros_in_front(e, given, made, place, form, front.known)
 
 
 def ends_of(e: Evaluator, node: gs.Node) -> tuple[dict[int, Size], dict[int, Size]]:

@@ -21,14 +21,15 @@ Whole = Callable[[Leaf], Along | None]
 def concat(e: Evaluator, node: gs.Node) -> Form | None:
     """Return None, and note the parts, for a slice that takes one of them out again.
 
-    A zero in front of a value without its last position is the value delayed.
+    Zeros in front of a value without its last positions are the value delayed.
     """
     forms = e.forms(node.inputs)
     if forms is not None and len(forms) == 2 and forms[0].scalar == 0:
         place = node.attrs["axis"] % len(forms[0].dims)
-        if not forms[0].dims[place]:
+        count = size_of(forms[0].dims[place]).known
+        if count is not None and len(forms[0].dims) == len(forms[1].dims):
             given, made = node.inputs[1].name, node.outputs[0].name
-            delayed = shifts.put_zero_in_front(e, given, made, place, forms[1])
+            delayed = shifts.put_zeros_in_front(e, given, made, place, forms[1], count)
             if delayed is not None:
                 return delayed
     if forms is not None and len(forms) == 2:

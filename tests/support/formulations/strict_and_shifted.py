@@ -89,6 +89,79 @@ def exclusive_decay(q, k, v):
     return merge((q @ k.transpose(-1, -2) * apart.tril(-1)) @ v)
 
 
+LAG = 3
+
+
+def late(x: Tensor, dim: int = 1) -> Tensor:
+    """x_{t-3}, zeros before the first token."""
+    x = x.transpose(dim, -1)
+    return F.pad(x, (LAG, 0))[..., : x.shape[-1]].transpose(dim, -1)
+
+
+def distances(x: Tensor, dim: int) -> Tensor:
+    """How many tokens each key (columns) is before each query."""
+    places = torch.arange(x.shape[dim])
+    return places[:, None] - places
+
+
+@formulation(COLLECTED)
+def shifted_triangle(q, k, v):
+    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
+    scores = (q @ k.transpose(-1, -2)).tril(-LAG)
+    return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
+
+
+@formulation(COLLECTED)
+def shifted_triangle_by_distances(q, k, v):
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    scores = (q @ k.transpose(-1, -2)).masked_fill(distances(q, 2) < LAG, 0.0)
+    return merge(scores @ v)
+
+
+@formulation(COLLECTED)
+def shifted_sums(q, k, v):
+    """The running sums of k v and of k, as they were some tokens before."""
+    q, k, v = phi(split(q)), phi(split(k)), split(v)
+    state = late(torch.einsum("bshd,bshe->bshde", k, v).cumsum(1))
+    weight = torch.einsum("bshd,bshd->bsh", q, late(k.cumsum(1)))
+    return (torch.einsum("bshd,bshde->bshe", q, state) / (weight[..., None] + EPS)).flatten(2)
+
+
+@formulation(COLLECTED)
+def shifted_sums_by_concatenation(q, k, v):
+    q, k, v = phi(split(q)), phi(split(k)), split(v)
+    state = torch.einsum("bshd,bshe->bshde", k, v).cumsum(1)
+    zeros = torch.zeros_like(state[:, :1]).expand(-1, LAG, -1, -1, -1)
+    state = torch.cat([zeros, state], 1)[:, : q.shape[1]]
+    return torch.einsum("bshd,bshde->bshe", q, state).flatten(2)
+
+
+@formulation(COLLECTED)
+def shifted_retention(q, k, v):
+    """A constant decay from each key to a query that does not see the last ones."""
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    behind = distances(q, 2)
+    rates = torch.linspace(0.9, 0.99, HEADS)[:, None, None]
+    decay = rates ** behind.clamp(min=0) * (behind >= LAG)
+    return merge((q @ k.transpose(-1, -2) * decay) @ v)
+
+
+@formulation(COLLECTED)
+def shifted_decays(q, k, v):
+    """Decays of data, those of the last tokens among them."""
+    total = F.logsigmoid(split(q).sum(-1)).transpose(1, 2).cumsum(-1)
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    apart = (total[..., :, None] - total[..., None, :]).exp()
+    return merge((q @ k.transpose(-1, -2) * apart.tril(-LAG)) @ v)
+
+
+@formulation(COLLECTED)
+def shifted_mean(q, k, v):
+    """A sum by a triangle, and a count by another."""
+    old = torch.ones(v.shape[1], v.shape[1]).tril(-LAG)
+    return old @ v / (old.sum(-1, keepdim=True) + 1) + q * k
+
+
 @formulation(COLLECTED)
 def token_shift(q, k, v):
     """RWKV: keys mixed with those of the token before."""
