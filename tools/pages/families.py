@@ -60,7 +60,7 @@ def patched_functions() -> str:
     from linexport.patches import patches
 
     rows = [[kind, functions] for kind, _, functions in _transformers()]
-    tried = sorted({version for p in patches() for version in p.tried})
+    tried = sorted({str(patch.tried) for patch in patches()})
     return (
         table(["recurrence", "functions replaced"], rows) + f"\n\nTried with {' and '.join(tried)}."
     )
