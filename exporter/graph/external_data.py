@@ -32,7 +32,7 @@ LOCATION = "external"
 AT_ONCE = 2**26
 """Bytes of a weight that are written at once: each is in memory three times meanwhile."""
 
-SUB_BYTE = {
+SUB_BYTE: dict[int, int] = {
     **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1), 2),
     **dict.fromkeys((TensorProto.INT2, TensorProto.UINT2), 4),
 }

@@ -212,7 +212,12 @@ def linearize(
     )
     report = LinearizationReport(
         linexport=linexport.__version__,
-        source=OriginalRecord(**vars(loaded.source)),
+        source=OriginalRecord(
+            loaded.source.kind,
+            loaded.source.location,
+            loaded.source.sha256,
+            loaded.source.description,
+        ),
         seed=seed,
         calibration=CalibrationRecord(len(data.fit[0]), len(data.held_out[0])),
         layers=layers,

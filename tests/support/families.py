@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -357,6 +359,14 @@ LINEAR_LAYERS = {
     "xlstm": 2,
 }
 """LinearAttention nodes with a state in a tiny model, by model type."""
+
+NEW = {"inkling2_loop": "5.24", "inkling2_loop_text": "5.24", "lara_mini": "5.24"}
+"""Model types that older releases of transformers do not have, with the first that has them."""
+
+for _kind, _release in NEW.items():
+    if Version(version("transformers")) < Version(_release):
+        for _table in (TINY, WITH_TOWERS, LINEAR_LAYERS):
+            _table.pop(_kind, None)
 
 FOUR = ["linear_attention"] * 3 + ["full_attention"]
 WIDE_SIZES = {

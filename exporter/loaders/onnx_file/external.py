@@ -125,8 +125,7 @@ def stored_bytes(tensor: TensorProto) -> int:
     Raises:
         UnsupportedModelError: it has no element type.
     """
-    in_a_byte = dict[int, int](SUB_BYTE)
-    count = -(-prod(tensor.dims) // in_a_byte.get(tensor.data_type, 1))
+    count = -(-prod(tensor.dims) // SUB_BYTE.get(tensor.data_type, 1))
     try:
         return int(count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except (KeyError, TypeError):
