@@ -12,6 +12,7 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.first_run import run_once
 from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders.weights import check_finite, named_tensors
 from linexport.manifest import MODEL, ConvertOptions
 from linexport.manifest.file_names import MTP, VISION
 from linexport.manifest.records import PredictorRecord, VisionRecord
@@ -146,6 +147,8 @@ def load_original(
     )
     if loaded.program is not None:  # what a file holds is not run before it is to be converted
         run_once(loaded.module, loaded.args, loaded.kwargs, loaded.source.location)
+    if isinstance(source, LoadedModel):  # weights may have been changed since it was loaded
+        check_finite(named_tensors(loaded.module), loaded.source.location)
     memory_map_weights(loaded)
     if loaded.predictor is not None:
         memory_map_weights(loaded.predictor)

@@ -315,7 +315,7 @@ def test_a_head_that_differs_fails_the_artifact(
 ) -> None:
     place = shutil.copytree(converted(KINDS[0]), tmp_path / "artifact")
     spoil(place)
-    manifest = validate(place, threads=1)
+    manifest = validate(place, threads=1, record=True)
     assert manifest.status == "parity_failed" and manifest.parity.passed
     assert manifest.mtp is not None and not manifest.mtp.passed
     assert "its head for multi-token prediction does not" in (place / "report.html").read_text()

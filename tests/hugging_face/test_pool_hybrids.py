@@ -43,7 +43,9 @@ def test_sessions_of_different_lengths_share_a_call(
         while any(s.queued for s in sessions):
             pool.advance()
         monkeypatch.setattr(
-            hybrid, "call", lambda f, *s: calls.append(f["input_ids"].shape) or call(f, *s)
+            hybrid,
+            "call",
+            lambda f, *s, **k: calls.append(f["input_ids"].shape) or call(f, *s, **k),
         )
         for session in sessions:
             session.push(tokens(1))

@@ -67,6 +67,7 @@ def test_what_becomes_of_a_formulation(name: str) -> None:
         assert found.kind in ("refused", "left", "fused"), found
         assert any(formulation.reason in reason for reason in found.reasons), found.reasons
     else:
-        assert found.slower <= MOST
+        # A rewrite that takes longer is kept where it is what gives the state.
+        assert found.slower <= MOST or found.kind == "streams"
         assert found.kind == ("streams" if formulation.streams else "fused"), found
         assert found.fused == formulation.nodes

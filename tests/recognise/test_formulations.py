@@ -67,7 +67,8 @@ def check(name: str, export: Export, rewritten: passes.Rewritten, causal: bool) 
         error = np.abs(got - expected.double().numpy()).max() / expected.abs().max().item()
         assert error <= (HALF if packed.find(name).half else 1e-5), f"length {length}"
     module.float()
-    assert times_as_long(module, model, finished(rewritten.model)) <= MOST
+    # A rewrite that takes longer is kept where it is what gives the state.
+    assert causal or times_as_long(module, model, finished(rewritten.model)) <= MOST
 
 
 def test_causal_formulations_are_fused(causal: str, export: Export, rewrite: Rewrite) -> None:

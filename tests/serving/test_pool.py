@@ -76,7 +76,7 @@ def test_prompts_of_any_lengths_share_the_call_of_those_that_decode(
     packed: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, call = [], packed.call
-    monkeypatch.setattr(packed, "call", lambda f, *s: calls.append(f) or call(f, *s))
+    monkeypatch.setattr(packed, "call", lambda f, *s, **k: calls.append(f) or call(f, *s, **k))
     with packed.pool(slots=5, chunk=16) as pool:
         sessions = [pool.open() for _ in range(5)]
         for seed, (session, length) in enumerate(zip(sessions, (1, 12, 1, 3, 9), strict=True)):
@@ -93,7 +93,9 @@ def test_one_call_advances_all_that_decode(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
+    monkeypatch.setattr(
+        model, "call", lambda f, *s, **k: calls.append(f["tokens"].shape) or call(f, *s, **k)
+    )
     with model.pool(slots=5) as pool:
         sessions = [pool.open() for _ in range(5)]
         for seed, session in enumerate(sessions):
@@ -104,7 +106,9 @@ def test_one_call_advances_all_that_decode(
 
 def test_a_long_prompt_delays_nobody(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
+    monkeypatch.setattr(
+        model, "call", lambda f, *s, **k: calls.append(f["tokens"].shape) or call(f, *s, **k)
+    )
     with model.pool(slots=4, chunk=16) as pool:
         long, short, one, two = (pool.open() for _ in range(4))
         long.push(tokens(100))
@@ -124,7 +128,9 @@ def test_equal_chunks_share_a_call_up_to_the_length_of_one(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
+    monkeypatch.setattr(
+        model, "call", lambda f, *s, **k: calls.append(f["tokens"].shape) or call(f, *s, **k)
+    )
     with model.pool(slots=8, chunk=16) as pool:
         for _ in range(8):
             pool.open().push(tokens(5))

@@ -231,7 +231,7 @@ def import_model(
     try:
         step = decode_module(model, head, tower, hidden=predictor is not None)
     except UnknownCodeError as error:
-        if tower is not None or original.ignores_padding:
+        if tower is not None:
             raise
         unread = f"{error} {WHOLE}"
     inputs, shapes = (step.args, step.dynamic_shapes) if step else whole_inputs()
