@@ -277,10 +277,10 @@ def test_a_call_that_fails_is_an_error_of_the_session_it_fails_for(
 ) -> None:
     call = model.call
 
-    def failing(feeds: Any, *states: Any) -> Any:
+    def failing(feeds: Any, *states: Any, **options: Any) -> Any:
         if (feeds["tokens"] == 66).any():
             raise RuntimeError("out of the table\nat node 7")
-        return call(feeds, *states)
+        return call(feeds, *states, **options)
 
     monkeypatch.setattr(model, "call", failing)
     with model.pool() as pool:
@@ -341,10 +341,10 @@ def test_a_session_closed_during_a_call_leaves_nothing_behind(
     with model.pool(slots=2) as pool:
         first, second = pool.open(), pool.open()
 
-        def closing(feeds: Any, *states: Any) -> Any:
+        def closing(feeds: Any, *states: Any, **options: Any) -> Any:
             first.close()
             second.reset()
-            return call(feeds, *states)
+            return call(feeds, *states, **options)
 
         monkeypatch.setattr(model, "call", closing)
         for session in (first, second):
