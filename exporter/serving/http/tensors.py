@@ -8,6 +8,7 @@ Source: the protocol's REST API and Triton's binary tensor data extension.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Annotated, Any
@@ -17,9 +18,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from linexport.serving.http.errors import ProtocolError
-from linexport.serving.http.json_reader import MOST_AXES, JsonReader, Numbers
-from linexport.serving.http.json_writer import encoded
-from linexport.serving.http.openai_requests import Items, Record, Steps, parse, read_object
+from linexport.serving.http.openai_requests import Record, parse
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 NAMES = {
@@ -34,21 +33,17 @@ NAMES = {
 """The protocol's names of dtypes, and NumPy's."""
 
 DATATYPES = {dtype: name for name, dtype in NAMES.items()}
-MOST_DIGITS = 18
-"""Digits of a size in a header."""
+MOST_AXES = 16
 
 
 class Tensor(Record):
     """An input as it is described."""
 
     name: str
-    shape: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_AXES, fail_fast=True)
-    ]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_AXES)]
     datatype: str
     parameters: dict[str, Any] = Field(default_factory=dict)
-    data: Any = None
-    """``Numbers``, or None."""
+    data: list[Any] | None = None
 
 
 class Wanted(Record):
@@ -63,8 +58,8 @@ class InferRequest(Record):
 
     id: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-    inputs: Items[Tensor]
-    outputs: Items[Wanted] | None = None
+    inputs: list[Tensor]
+    outputs: list[Wanted] | None = None
 
 
 def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, np.ndarray]]:
@@ -75,14 +70,12 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
     """
     length = len(body)
     if json_length is not None:
-        found_length = whole_number(json_length)
-        if found_length is None or found_length > length:
+        if not json_length.isdecimal() or int(json_length) > length:
             raise ProtocolError(
-                400, f"{JSON_LENGTH} is {json_length[:40]!r}; the body has {length} bytes."
+                400, f"{JSON_LENGTH} is {json_length!r}; the body has {length} bytes."
             )
-        length = found_length
-    whole = memoryview(body)
-    infer_request, rest = parse(InferRequest, whole[:length], inputs=_inputs), whole[length:]
+        length = int(json_length)
+    infer_request, rest = parse(InferRequest, body[:length]), memoryview(body)[length:]
     found: dict[str, np.ndarray] = {}
     for tensor in infer_request.inputs:
         if tensor.name in found:
@@ -101,59 +94,22 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
     return infer_request, found
 
 
-def _inputs(reader: JsonReader, path: Steps) -> Any:
-    """Read the inputs of a request, whose data may be large."""
-    if reader.next() != "[":
-        return reader.value()
-    return [read_object(reader, (*path, i), data=_data) for i in reader.items()]
-
-
-def _data(reader: JsonReader, path: Steps) -> Numbers | None:
-    return reader.value() if reader.next() == "n" else reader.numbers(path)
-
-
-def whole_number(text: str) -> int | None:
-    """Return the number in a header, None where it is none that a size has."""
-    fits = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
-    return int(text) if fits else None
-
-
-def outputs_of(infer_request: InferRequest, names: Sequence[str]) -> list[Wanted]:
-    """Return the outputs that are asked for: those of the model where none are named.
-
-    Raises:
-        ProtocolError: one is not an output of the model, or is named twice.
-    """
-    if not infer_request.outputs:
-        return [Wanted(name=name) for name in names]
-    seen: set[str] = set()
-    for one in infer_request.outputs:
-        if one.name not in names:
-            raise ProtocolError(400, f"Found the output {one.name!r}; expected {list(names)}.")
-        if one.name in seen:
-            raise ProtocolError(400, f"Found the output {one.name!r} twice.")
-        seen.add(one.name)
-    return infer_request.outputs
-
-
-def is_binary(infer_request: InferRequest, one: Wanted) -> bool:
-    """Return whether an output is sent as bytes."""
-    every = infer_request.parameters.get("binary_data_output", False)
-    return bool(one.parameters.get("binary_data", every))
-
-
 def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
     """Return outputs as they were asked for."""
+    every = bool(infer_request.parameters.get("binary_data_output", False))
+    wanted = infer_request.outputs or [Wanted(name=name) for name in outputs]
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
-    for one in outputs_of(infer_request, [*outputs]):
+    for one in wanted:
+        if one.name not in outputs:
+            raise ProtocolError(400, f"Found the output {one.name!r}; expected {list(outputs)}.")
         values = outputs[one.name]
         tensor: dict[str, Any] = {
             "name": one.name,
             "datatype": DATATYPES[values.dtype.name],
             "shape": list(values.shape),
         }
-        if is_binary(infer_request, one):
+        if one.parameters.get("binary_data", every):
             binary.append(np.ascontiguousarray(values).tobytes())
             tensor["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
@@ -162,7 +118,7 @@ def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.nda
     head = {"model_name": model, "model_version": "1", "outputs": described}
     if infer_request.id:
         head["id"] = infer_request.id
-    text = encoded(head)
+    text = json.dumps(head).encode()
     if not binary:
         return Response(text, media_type="application/json")
     headers = {JSON_LENGTH: str(len(text))}
@@ -171,11 +127,11 @@ def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.nda
     )
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
+def _finite(values: np.ndarray) -> list[Any]:
     """Return values for JSON, which has neither NaN nor infinity."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ProtocolError(500, "An output has NaN or infinity; ask for it as binary data.")
-    return values
+    return list(values.ravel().tolist())
 
 
 def _dtype(tensor: Tensor) -> np.dtype[Any]:
@@ -198,14 +154,27 @@ def _from_bytes(tensor: Tensor, content: memoryview) -> np.ndarray:
 
 
 def _from_json(tensor: Tensor) -> np.ndarray:
-    dtype, values = _dtype(tensor), None
-    if tensor.data is not None and len(tensor.data) == prod(tensor.shape):
-        values = tensor.data.array(dtype)
-    if values is None:
+    dtype = _dtype(tensor)
+    try:
+        values = np.array(tensor.data)
+        fits = values.size == prod(tensor.shape) and _same_kind(values, dtype)
+    except ValueError:  # lists of several lengths
+        fits = False
+    if not fits:
         raise ProtocolError(
             400, f"data of {tensor.name} does not fit {tensor.shape} in {tensor.datatype}."
         )
-    return values.reshape(tensor.shape)
+    return values.astype(dtype).reshape(tensor.shape)
+
+
+def _same_kind(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Return whether JSON's numbers are of a dtype; integers must be within its range."""
+    if not values.size:
+        return True
+    if dtype.kind in "iu" and values.dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return bool(limits.min <= values.min() and values.max() <= limits.max)
+    return values.dtype.kind in {"b": "b", "f": "iuf"}.get(dtype.kind, "")
 
 
 def shape_of(shape: Sequence[int | str | None]) -> list[int]:
