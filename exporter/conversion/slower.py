@@ -1,4 +1,4 @@
-"""What an artifact is slower than: said where it was measured, and found where it was not.
+"""Warnings of an artifact that is slower than the plain export, measured or by counts.
 
     measured        its median time beside that of the plain export, at every length
     not measured    its work beside that of the graph it came from, see ``timing.work``

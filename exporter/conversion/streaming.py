@@ -1,4 +1,4 @@
-"""Whether a model streams: by what its nodes do along the tokens, and then by running it."""
+"""Proof that a model streams: by what its nodes do along the tokens, then by running it."""
 
 from __future__ import annotations
 

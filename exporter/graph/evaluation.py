@@ -51,7 +51,7 @@ ENDS_THE_PROCESS = {"Einsum"}
 """Operators that ONNX Runtime does not refuse but crashes on, where they contradict themselves."""
 
 IR_VERSION = 10
-"""What onnx writes by default, ONNX Runtime may not read yet; one operator needs none of it."""
+"""IR version of a model of one operator: the default of onnx may be too new for ONNX Runtime."""
 
 
 def evaluate(node: gs.Node, constants: Sequence[gs.Constant], opset: int) -> list[Any] | None:

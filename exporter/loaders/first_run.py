@@ -187,16 +187,16 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
 def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Give the buffers of a module the values again that they had before."""
     saved = [
-        (part, key, buffer, buffer.detach().clone())
+        (part, key, buffer, None if buffer is None else buffer.detach().clone())
         for part in module.modules()
         for key, buffer in part._buffers.items()
-        if buffer is not None and not is_lazy(buffer)
+        if buffer is None or not is_lazy(buffer)
     ]
     try:
         yield
     finally:
         for part, key, buffer, values in saved:
-            if not torch.equal(buffer, values):
+            if buffer is not None and values is not None and not torch.equal(buffer, values):
                 buffer.data = values
             part._buffers[key] = buffer
 

@@ -46,7 +46,7 @@ class Prompt:
 
     @property
     def key(self) -> tuple[bytes, ...]:
-        """What is equal for prompts of the same rows, wherever their padding is."""
+        """Key that is equal for prompts of the same rows, wherever their padding is."""
         return tuple(row.tokens.tobytes() for row in self.rows())
 
     def rows(self) -> list[Prompt]:

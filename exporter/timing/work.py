@@ -52,7 +52,7 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Work:
-    """What a graph does for one call.
+    """Work of a graph in one call.
 
     Attributes:
         nodes: that were executed, those of a body each time.

@@ -379,5 +379,6 @@ def test_the_interface_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError
 
     monkeypatch.setattr(moe, "batched_mm_experts_forward", batched_mm_experts_forward)
-    with pytest.raises(UnsupportedModelError, match=r"\(self, x, chosen\).*transformers 5"):
-        patch.applied(model_).__enter__()
+    unknown = pytest.raises(UnsupportedModelError, match=r"\(self, x, chosen\).*transformers 5")
+    with patch.applied(model_), unknown:
+        moe.ALL_EXPERTS_FUNCTIONS[patch.NAME](None, None, None)

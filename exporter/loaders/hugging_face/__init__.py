@@ -45,7 +45,7 @@ WHOLE = (
     "The model is traced without its library's cache instead, attention is found by its structure, "
     "and a head for multi-token prediction is left out."
 )
-"""What is done where states cannot be read."""
+"""Sentence of the warning where states cannot be read."""
 
 __all__ = [
     "cached_folder",

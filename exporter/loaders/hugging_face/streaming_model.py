@@ -173,7 +173,7 @@ class Streaming(CausalModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the library gave to functions that their replacements do not know."""
+        """Arguments of the library's functions that their replacements do not know."""
         return tuple(
             f"The parameter {what} is given a value, and linexport's replacement has no such "
             f"parameter: parity shows whether it matters. {TRANSFORMERS.advice()}"

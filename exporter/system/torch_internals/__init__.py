@@ -1,4 +1,4 @@
-"""What linexport uses of torch that torch does not promise: named in this folder, and nowhere else.
+"""Private names of torch that linexport uses: in this folder, and nowhere else.
 
     Internal("torch.onnx._internal.exporter._registration", "ONNXRegistry", purpose, without)
 
