@@ -334,6 +334,7 @@ def _inspection(name: str) -> SourceInspection:
     return SourceInspection(
         **{
             **found,
+            "token_flow": None,
             "source": SourceRecord("onnx", f"location{name}", "0" * 64, f"description{name}"),
             "unmatched": (FoundCandidate(f"where{name}", f"reason{name}", f"line{name}", part),),
             "traced": 3,

@@ -93,9 +93,9 @@ def changed(model: Artifact, *, seconds: float = 0.0, poisoned: bool = False) ->
     """Make a model slower, or its logits NaN after POISON, in the rows that have it."""
     inner = model.call
 
-    def call(feeds: Any, *rest: Any) -> Any:
+    def call(feeds: Any, *rest: Any, **options: Any) -> Any:
         time.sleep(seconds)
-        outputs, after = inner(feeds, *rest)
+        outputs, after = inner(feeds, *rest, **options)
         if poisoned:
             rows = (feeds["tokens"] == POISON).any(1)
             outputs = {**outputs, "output": outputs["output"].copy()}
