@@ -29,6 +29,18 @@ SECONDS = 5
 """Processor time that encoding a short prompt may take, and reading a small file."""
 
 
+class TooManyTokensError(UsageError):
+    """A prompt has more tokens than are taken.
+
+    Attributes:
+        count: of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"The prompt has {count} tokens.")
+        self.count = count
+
+
 class Encoder:
     """Encodes prompts one after another; may be called by several threads.
 
@@ -52,24 +64,29 @@ class Encoder:
         with self._lock:
             self._start()
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool, most: int | None = None) -> list[int]:
         """Return the tokens of a prompt.
 
         Args:
             text: of any length.
             special: begin and end it as the tokenizer says.
+            most: tokens that are returned; None for any number.
 
         Raises:
+            TooManyTokensError: there are more.
             UsageError: the tokenizer fails, or takes more than the limits.
         """
         with self._lock:
             if self._process is None:
                 self._start()
             assert self._process is not None
-            line = json.dumps({"text": text, "special": special}).encode() + b"\n"
+            request = {"text": text, "special": special, "most": most}
+            line = json.dumps(request).encode() + b"\n"
             answer = self._ask(self._process, line)
         if "error" in answer:
             raise UsageError(f"{self._path.name} cannot encode the prompt: {answer['error']}.")
+        if "count" in answer:
+            raise TooManyTokensError(answer["count"])
         ids: list[int] = answer["ids"]
         return ids
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from linexport.artifact.decoder import check_decoder
-from linexport.artifact.encoder import Encoder
+from linexport.artifact.encoder import Encoder, TooManyTokensError
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import FileRecord
 
@@ -60,12 +60,16 @@ class Tokenizer(Protocol):
 
     special: Mapping[str, int]
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         """Return the tokens of a prompt.
 
         Args:
             text: of any length.
             special: begin and end it as the tokenizer says, with a token of the beginning say.
+            most: tokens that are returned; None for any number.
+
+        Raises:
+            TooManyTokensError: there are more.
         """
         ...
 
@@ -207,9 +211,12 @@ class _Bytes:
 
     special: Mapping[str, int] = MappingProxyType({})
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
-        return list(text.encode("utf-8", "surrogateescape"))
+        content = text.encode("utf-8", "surrogateescape")
+        if most is not None and len(content) > most:
+            raise TooManyTokensError(len(content))
+        return list(content)
 
     def decoder(self, *, exact: bool = False) -> Decoder:
         return _ByteDecoder("surrogateescape" if exact else "replace")
@@ -253,12 +260,12 @@ class _HuggingFace:
         self.special: Mapping[str, int] = {t.content: i for i, t in added.items() if t.special}
         self._silent = frozenset(self.special.values())
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise UsageError("The prompt is not valid UTF-8.") from None
-        return self._encoder.encode(text, special=special)
+        return self._encoder.encode(text, special=special, most=most)
 
     def decoder(self, *, exact: bool = False) -> Decoder:
         return _HuggingFaceDecoder(self._inner.decode, self._has_text)

@@ -1,7 +1,7 @@
 """The process that encodes prompts: a tokenizer in, lines of JSON in, lines of JSON out.
 
     size in bytes, and tokenizer.json       once -> {}, or {"error": ...}
-    {"text": ..., "special": true}          ->      {"ids": [...]}, or {"error": ...}
+    {"text": ..., "special": true, "most": 9}       {"ids": [...]}, {"count": ...} of more, or error
 
 What a file may ask for has no bound (replacements that double a text forty times, a regular
 expression that tries every way to divide a word), and an allocation that fails inside the library
@@ -64,7 +64,8 @@ def encoded(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens of a prompt, or the error."""
     try:
         found = tokenizer.encode(request["text"], add_special_tokens=request["special"])
-        return {"ids": found.ids}
+        most = request["most"]
+        return {"ids": found.ids} if most is None or len(found) <= most else {"count": len(found)}
     except BaseException as error:
         return {"error": reason(error)}
 

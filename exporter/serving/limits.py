@@ -24,6 +24,10 @@ class Limits:
     queue: int = _limit(64, "Requests that may wait for a slot; others get 429.", 0)
     chunk: int = _limit(64, "Tokens of a prompt that are computed between two steps of others.")
     max_body: int = _limit(4 * 2**20, "Bytes of a request's body.")
+    max_answer: int = _limit(
+        32 * 2**20, "Bytes of an answer, known before anything is computed: others get 413."
+    )
+    memory_mib: int = _limit(512, "MiB of all requests that are read, computed and answered.")
     max_prompt: int = _limit(32_768, "Tokens of a prompt.")
     max_tokens: int = _limit(4_096, "Tokens of a text that is written.")
     idle_seconds: int = _limit(300, "Seconds that a sequence of /v2 is kept without a request.")

@@ -130,11 +130,15 @@ class Parking:
         """Write a sequence.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written; nothing of it is left.
         """
-        if state is not None:
-            self._write(f"{name}.npz", state.to_bytes())
-        self._write(f"{name}.json", text.model_dump_json().encode())
+        try:
+            if state is not None:
+                self._write(f"{name}.npz", state.to_bytes())
+            self._write(f"{name}.json", text.model_dump_json().encode())
+        except OSError:
+            (self._folder / f"{name}.npz").unlink(missing_ok=True)
+            raise
         self._make_room()
 
     def load(self, name: str, model_sha256: str) -> tuple[ParkedText, StreamState | None]:
@@ -166,11 +170,14 @@ class Parking:
     def _write(self, name: str, content: bytes) -> None:
         partial = self._folder / f".{name}.partial"
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._folder / name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         """Remove whole sequences, the oldest first, until the rest is within the budget."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from linexport.artifact.language_interface import language_interface
+from linexport.artifact.tokenizer import TooManyTokensError
 from linexport.errors import LinexportError, UsageError
 from linexport.serving.computing import Computing, TextEvents
 from linexport.serving.language import Language, OpenedFolder
@@ -86,10 +87,7 @@ class Service:
         known = beginning.prompt_tokens + len(beginning.written)
         limit = self.language.context
         if len(beginning.unfed) > self.limits.max_prompt:
-            raise ContextLengthError(
-                f"The prompt has {len(beginning.unfed)} tokens; this server takes at most "
-                f"{self.limits.max_prompt}."
-            )
+            raise ContextLengthError(too_long(len(beginning.unfed), self.limits.max_prompt))
         if limit is not None and known >= limit:
             raise ContextLengthError(
                 f"The prompt has {known} tokens; the model was made for {limit}, text included. "
@@ -108,12 +106,17 @@ class Service:
         """Return where a text begins: at a prompt, after a sequence if one is given.
 
         Raises:
+            ContextLengthError: it has more tokens than the server takes.
             UsageError: the prompt is empty, or has ids outside the vocabulary.
         """
         assert self.language is not None
-        start = before or Beginning((), 0)
+        start, most = before or Beginning((), 0), self.limits.max_prompt
         if isinstance(prompt, str):
-            prompt = self.language.tokenizer.encode(prompt, special=special and before is None)
+            own = special and before is None
+            try:
+                prompt = self.language.tokenizer.encode(prompt, special=own, most=most)
+            except TooManyTokensError as error:
+                raise ContextLengthError(too_long(error.count, most)) from None
         unfed = (*start.unfed, *prompt)
         language_interface(self.manifest).checked(unfed)
         return replace(start, unfed=unfed, prompt_tokens=start.prompt_tokens + len(prompt))
@@ -165,6 +168,11 @@ class Service:
                 f"{self.limits.max_prompt} and {self.limits.max_tokens}."
             )
         return text, text.beginning(state)
+
+
+def too_long(count: int, most: int) -> str:
+    """Return in words that a prompt is longer than a server takes."""
+    return f"The prompt has {count} tokens; this server takes at most {most}."
 
 
 def new_seed() -> int:

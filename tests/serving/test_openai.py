@@ -202,7 +202,7 @@ def test_many_clients_get_what_each_would_get_alone(client: Any, model: Artifact
         ({"prompt": [256]}, 400, None, "vocabulary is 0 to 255"),
         ({"prompt": [-1]}, 400, None, "vocabulary is 0 to 255"),
         ({"prompt": ["a", "b"]}, 400, None, "2 prompts"),
-        ({"prompt": 3}, 400, "invalid_value", "prompt: Input should be"),
+        ({"prompt": 3}, 400, "invalid_value", "prompt: expected a text or token ids"),
         ({"prompt": [[3.5]]}, 400, "invalid_value", "prompt: "),
         ({"prompt": "x" * 400}, 400, "context_length_exceeded", "made for 400"),
         ({"max_tokens": 0}, 400, "invalid_value", "max_tokens: .*greater than or equal to 1"),

@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from linexport.serving.http import inference, openai
 from linexport.serving.http.access_log import AccessLog
+from linexport.serving.http.budget import MIB, Budget
+from linexport.serving.http.desk import Desk
 from linexport.serving.http.guards import Guards, Rules
 from linexport.serving.service import Service
 
@@ -34,18 +36,20 @@ class Application:
 
     def __init__(self, service: Service, rules: Rules) -> None:
         self.service = service
+        self.desk = Desk()
+        self.budget = Budget(service.limits.memory_mib * MIB)
 
         @asynccontextmanager
         async def lifespan(_: object) -> AsyncIterator[None]:
             service.start()
             yield
             await service.close()
+            self.desk.close()
 
         router = Router(ROUTES, lifespan=lifespan, redirect_slashes=False)
         requests = service.metrics.requests
-        self._outer = AccessLog(
-            Guards(router, rules), lambda path, status: requests.labels(path, status).inc()
-        )
+        guards = Guards(router, rules, self.budget)
+        self._outer = AccessLog(guards, lambda path, status: requests.labels(path, status).inc())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

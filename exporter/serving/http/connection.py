@@ -2,7 +2,7 @@
 
     no request within so many seconds      -> closed      half-open and idle connections
     nothing taken for so many seconds      -> aborted     clients that do not read
-    more header bytes than HEADER_BYTES    -> 400         floods of headers
+    more headers than HEADER_BYTES         -> 400         floods of headers
 
 uvicorn times connections between requests only. A handler finds ``abort`` in its scope's state.
 """
@@ -17,8 +17,19 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_BYTES = 2**15
+HEADERS = 200
+"""Bytes, and lines, of the headers of a request."""
+
 SENT_BYTES = 2**16
 """Bytes that the system keeps for a client: with its own size, megabytes of text nobody reads."""
+
+
+def _fits(data: bytes) -> bool:
+    """Return whether the headers that data begin with are within their limits."""
+    head = data[: HEADER_BYTES + 1]
+    ends = [place for end in (b"\r\n\r\n", b"\n\n") if (place := head.find(end)) >= 0]
+    own = min(ends, default=len(head))
+    return own <= HEADER_BYTES and head.count(b"\n", 0, own) <= HEADERS
 
 
 class Connection(H11Protocol):
@@ -37,6 +48,26 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._waiting.start(self.request_seconds)
 
+    def data_received(self, data: bytes) -> None:
+        """Read what came, unless it is the beginning of more headers than are read.
+
+        The parser has a limit for headers that are not complete, and takes any that are.
+        """
+        waiting = self.conn.their_state is h11.IDLE
+        if waiting and not _fits(self.conn.trailing_data[0] + data):
+            self._refuse_headers()
+            return
+        super().data_received(data)
+
+    def _refuse_headers(self) -> None:
+        content = f"The headers have more than {HEADER_BYTES} bytes or {HEADERS} lines."
+        head = (
+            "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
+            f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        self.transport.write(f"{head}{content}".encode())
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.stop()
         self._sending.stop()
@@ -49,8 +80,11 @@ class Connection(H11Protocol):
             self._waiting.stop()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request; one that came already has headers of its own."""
         self._waiting.start(self.request_seconds)
+        if self.conn.their_state is h11.DONE and not _fits(self.conn.trailing_data[0]):
+            self._refuse_headers()
+            return
         super().on_response_complete()
 
     def pause_writing(self) -> None:

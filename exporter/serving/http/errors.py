@@ -23,6 +23,9 @@ from linexport.serving.service import ContextLengthError
 
 log = logging.getLogger(__name__)
 
+LONGEST = 2_000
+"""Characters of a message."""
+
 INVALID, FAULT = "invalid_request_error", "server_error"
 
 
@@ -48,12 +51,18 @@ class ProtocolError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return it in OpenAI's form."""
-        found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        param = None if self.param is None else self.param[:LONGEST]
+        found = {"message": self.text, "type": self.kind, "param": param, "code": self.code}
         return {"error": found}
+
+    @property
+    def text(self) -> str:
+        """The message, cut where it quotes much of a request."""
+        return self.message if len(self.message) <= LONGEST else f"{self.message[:LONGEST]} ..."
 
     def response(self, path: str) -> Response:
         """Return the answer to a request for a path."""
-        content = {"error": self.message} if path.startswith("/v2") else self.body()
+        content = {"error": self.text} if path.startswith("/v2") else self.body()
         return Response(
             json.dumps(content), self.status, dict(self.headers), media_type="application/json"
         )

@@ -16,7 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from linexport.serving.http.attend import ClientLeftError
+from linexport.serving.http.budget import Budget, Charge
 from linexport.serving.http.errors import ProtocolError, protocol_error
+from linexport.serving.http.tensors import whole_number
 
 OPEN = {"/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
 """Paths that anybody may ask for: they tell nothing of any sequence."""
@@ -44,8 +46,8 @@ class Rules:
 class Guards:
     """Wraps an application, and gives every error the form of its protocol."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self._app, self._rules = app, rules
+    def __init__(self, app: ASGIApp, rules: Rules, budget: Budget) -> None:
+        self._app, self._rules, self._budget = app, rules, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -59,9 +61,10 @@ class Guards:
             started = True
             await send(message)
 
+        charge = scope["charge"] = self._budget.open()
         try:
             self._check(scope)
-            body = _Body(receive, self._rules)
+            body = _Body(receive, self._rules, charge)
             await self._app(scope, body.receive, watched)
         except ClientLeftError:
             return
@@ -70,6 +73,8 @@ class Guards:
                 raise
             found = protocol_error(error)
             await found.response(scope["path"])(scope, receive, send)
+        finally:
+            charge.close()
 
     def _check(self, scope: Scope) -> None:
         headers, rules = Headers(scope=scope), self._rules
@@ -87,16 +92,16 @@ class Guards:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise ProtocolError(403, "Pages of other sites are not answered.", code="origin")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > rules.max_body:
+        length = whole_number(headers.get("content-length", "0"))
+        if length is None or length > rules.max_body:
             raise _too_large(rules.max_body)
 
 
 class _Body:
     """Counts and times the body of a request."""
 
-    def __init__(self, receive: Receive, rules: Rules) -> None:
-        self._receive, self._rules = receive, rules
+    def __init__(self, receive: Receive, rules: Rules, charge: Charge) -> None:
+        self._receive, self._rules, self._charge = receive, rules, charge
         self._bytes, self._more = 0, True
         self._end = asyncio.get_running_loop().time() + rules.seconds
 
@@ -113,10 +118,12 @@ class _Body:
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientLeftError
-        self._bytes += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._bytes += size
         self._more = message.get("more_body", False)
         if self._bytes > self._rules.max_body:
             raise _too_large(self._rules.max_body)
+        self._charge.take(size, "its body")
         return message
 
 

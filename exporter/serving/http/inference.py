@@ -18,6 +18,8 @@ from starlette.routing import Route
 
 from linexport import __version__
 from linexport.serving.http.attend import attended
+from linexport.serving.http.budget import READ, Charge
+from linexport.serving.http.call_cost import call_cost
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.tensors import (
     DATATYPES,
@@ -62,18 +64,33 @@ async def ready(request: Request) -> Response:
 
 async def infer(request: Request) -> Response:
     """Run the model."""
-    service = _service(request)
+    service, desk = _service(request), request.app.desk
+    charge: Charge = request.scope["charge"]
     if not service.ready:
         raise ProtocolError(503, "The server is shutting down.")
     body = await request.body()
-    infer_request, feeds = read(body, request.headers.get(JSON_LENGTH))
+    charge.take(READ * len(body), "what is read of its body")
+    infer_request, feeds = await desk.do(len(body), read, body, request.headers.get(JSON_LENGTH))
     _check_size(service, feeds)
+    cost = call_cost(service.manifest, infer_request, feeds)
+    if cost.answer > service.limits.max_answer:
+        raise ProtocolError(
+            413,
+            f"The answer would have up to {cost.answer:,} bytes; this server sends at most "
+            f"{service.limits.max_answer:,} (--max-answer). Send fewer tokens, name the outputs "
+            "that you need, or ask for binary_data.",
+            code="answer_too_large",
+        )
+    charge.take(cost.answer, "the answer")
+    charge.take(cost.call, "inputs, states and outputs of the call")
     name = _sequence(infer_request)
     if name is None:
         outputs = await attended(request, service.computing.run(feeds))
     else:
         outputs = await _piece(request, service, infer_request, feeds, name)
-    return answer(infer_request, service.name, outputs)
+    size = sum(values.nbytes for values in outputs.values())
+    response: Response = await desk.do(size, answer, infer_request, service.name, outputs)
+    return response
 
 
 def _service(request: Request) -> Service:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,14 +12,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from linexport.serving.http.attend import attended
+from linexport.serving.http.budget import READ
 from linexport.serving.http.errors import ProtocolError
-from linexport.serving.http.openai_answers import Answer, ChatAnswer
+from linexport.serving.http.json_writer import encoded
+from linexport.serving.http.openai_answers import Answer, ChatAnswer, largest_answer
 from linexport.serving.http.openai_requests import (
     COMPLETION_TOKENS,
     ChatRequest,
     CompletionRequest,
     TextRequest,
     parse,
+    read_messages,
+    read_prompt,
 )
 from linexport.serving.http.openai_texts import Plan, Texts, TextStream
 from linexport.serving.language import Language
@@ -42,9 +47,12 @@ async def model(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continue a prompt."""
     service = _service(request)
-    body = await request.body()
+    body = await _body(request)
     _language(service)
-    text_request = parse(CompletionRequest, body)
+    reading = partial(parse, prompt=read_prompt(service.limits.max_prompt))
+    text_request: CompletionRequest = await request.app.desk.do(
+        len(body), reading, CompletionRequest, body
+    )
     _check_model(service, text_request.model)
     prompt, before = text_request.only_prompt(), None
     if text_request.resume is not None:
@@ -66,9 +74,10 @@ async def completions(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     """Continue a conversation."""
     service = _service(request)
-    body = await request.body()
+    body = await _body(request)
     template = _language(service).template
-    text_request = parse(ChatRequest, body)
+    reading = partial(parse, messages=read_messages)
+    text_request: ChatRequest = await request.app.desk.do(len(body), reading, ChatRequest, body)
     _check_model(service, text_request.model)
     if text_request.resume is not None:
         plan = await _resumed(service, text_request, bool(text_request.messages), chat=True)
@@ -88,6 +97,13 @@ async def chat(request: Request) -> Response:
     )
     plan = Plan(new_id("chatcmpl"), settings, beginning, text_request.n or 1, chat=True)
     return await _answer(request, service, plan, text_request)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body, once there is room for what is read of it."""
+    body = await request.body()
+    request.scope["charge"].take(READ * len(body), "what is read of its body")
+    return body
 
 
 def _service(request: Request) -> Service:
@@ -167,13 +183,26 @@ async def _answer(
     request: Request, service: Service, plan: Plan, text_request: TextRequest
 ) -> Response:
     language = _language(service)
+    if not text_request.stream:
+        size = largest_answer(plan.settings, plan.count)
+        if size > service.limits.max_answer:
+            raise ProtocolError(
+                413,
+                f"The answer would have up to {size:,} bytes; this server sends at most "
+                f"{service.limits.max_answer:,} (--max-answer). Ask for fewer tokens, texts or "
+                "logprobs, or for a stream.",
+                code="answer_too_large",
+            )
+        request.scope["charge"].take(size, "the answer")
     form = ChatAnswer if plan.chat else Answer
     fingerprint = f"fp_{service.manifest.model_sha256[:12]}"
     answer = form(plan.name, service.name, fingerprint, language.tokenizer)
     texts = Texts(request, service, plan, answer)
     if not text_request.stream:
         try:
-            return JSONResponse(await attended(request, texts.whole()))
+            found = await attended(request, texts.whole())
+            content = await request.app.desk.do(size, encoded, found)
+            return Response(content, media_type="application/json")
         finally:
             texts.close()
     try:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linexport.artifact.tokenizer import UNFINISHED, Tokenizer
-from linexport.serving.text import Delta, End, Scored, Usage
+from linexport.serving.text import Delta, End, Scored, TextSettings, Usage
+
+HEAD, TOKEN, REPORTED = 2**11, 32, 160
+"""Bytes of an answer: beside its texts, of a token's text, and of a token with its probability."""
 
 
 @dataclass
@@ -144,6 +147,12 @@ class ChatAnswer(Answer):
             "logprob": logprob,
             "bytes": list(text.encode()) if whole else None,
         }
+
+
+def largest_answer(settings: TextSettings, count: int) -> int:
+    """Return the most bytes of an answer: tokens of usual length, and their probabilities."""
+    reported = 0 if settings.logprobs is None else 1 + settings.logprobs
+    return HEAD + count * settings.max_tokens * (TOKEN + REPORTED * reported)
 
 
 def usage(numbers: Sequence[Usage]) -> dict[str, Any]:

@@ -8,16 +8,26 @@ of sampling that are left out are as the model's ``generation_config.json`` says
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from linexport.artifact.sampling import Sampling
 from linexport.serving.http.errors import ProtocolError
+from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
-from linexport.serving.service import new_seed
+from linexport.serving.service import ContextLengthError, new_seed, too_long
 
 COMPLETION_TOKENS = 16
 """Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
@@ -27,6 +37,13 @@ ADVICE = {
     "Python by linexport.load(...).generate(..., images=...)."
 }
 """Sentences of advice, by the type of a part that is refused."""
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item is the only one that is told."""
+
+Steps = tuple[int | str, ...]
+"""Steps to a value."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -103,7 +120,7 @@ class TextRequest(Record):
 class CompletionRequest(TextRequest):
     """``POST /v1/completions``."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] | None = None
+    prompt: str | Items[int] | Items[str] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -118,9 +135,7 @@ class CompletionRequest(TextRequest):
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise ProtocolError(
-                    400, f"Found {len(prompt)} prompts; expected one a request.", param="prompt"
-                )
+                raise ProtocolError(400, several(len(prompt)), param="prompt")
             return prompt[0]
         return prompt  # type: ignore[return-value]
 
@@ -136,7 +151,7 @@ class Message(Record):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
     refusal: None = None
     tool_call_id: str | None = None
@@ -182,7 +197,7 @@ class ResponseFormat(Record):
 class ChatRequest(TextRequest):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(max_length=4096)] = []
+    messages: Annotated[list[Message], Field(max_length=4096, fail_fast=True)] = []
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -194,25 +209,116 @@ class ChatRequest(TextRequest):
 
 Request = TypeVar("Request", bound=Record)
 
+Reading = Callable[[JsonReader, Steps], Any]
+"""Reads a field that may be large: wrong items end the reading, where a record would list all."""
 
-def parse(kind: type[Request], body: bytes) -> Request:
+
+def parse(kind: type[Request], body: bytes | memoryview, **large: Reading) -> Request:
     """Return the request in a body.
+
+    Args:
+        kind: of the request.
+        body: JSON.
+        large: how fields are read that may be large.
 
     Raises:
         ProtocolError: the body is not JSON, or not such a request; names the field.
     """
     try:
-        return kind.model_validate_json(body)
+        reader = JsonReader(body)
+        content = read_object(reader, (), **large)
+        reader.end()
+    except JsonError as error:
+        raise ProtocolError(
+            400, f"The body is not JSON: {error}, at character {error.place}", code="invalid_json"
+        ) from None
+    except ElementError as error:
+        place = ".".join(map(str, error.path)) or "The body"
+        raise ProtocolError(400, f"{place}: {error}", code="invalid_value", param=place) from None
+    try:
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        raise ProtocolError(400, f"The body is not JSON: {first['msg']}", code="invalid_json")
-    place = ".".join(map(str, _present(first["loc"], from_json(body)))) or "The body"
+    place = ".".join(map(str, _present(first["loc"], content))) or "The body"
     if first["type"] == "extra_forbidden":
         raise ProtocolError(
             400, f"Unrecognized request argument: {place}", code="unknown_parameter", param=place
         )
     raise ProtocolError(400, f"{place}: {first['msg']}", code="invalid_value", param=place)
+
+
+def read_object(reader: JsonReader, path: Steps, **large: Reading) -> dict[str, Any]:
+    """Read an object; see ``parse``.
+
+    Raises:
+        ElementError: it is something else, or a field is.
+        JsonError: it is not JSON.
+    """
+    if reader.next() != "{":
+        raise ElementError(f"expected an object; found {reader.found()}", path)
+    return {
+        name: large[name](reader, (*path, name)) if name in large else reader.value()
+        for name in reader.fields()
+    }
+
+
+def read_prompt(most: int) -> Reading:
+    """Return what reads a prompt: a text, or at most so many token ids."""
+
+    def read(reader: JsonReader, path: Steps) -> Any:
+        first = reader.next()
+        if first != "[":
+            return reader.value() if first in '"n' else _no_prompt(reader, path)
+        if reader.next_inside() == '"':
+            texts = []
+            for i in reader.items():
+                if reader.next() != '"':
+                    return _no_prompt(reader, (*path, i))
+                texts.append(reader.string())
+            return texts
+        if reader.next_inside() not in "-0123456789[]":
+            for i in reader.items():
+                _no_prompt(reader, (*path, i))
+        found = reader.numbers(path, booleans=False)
+        ids = found.array(np.dtype(np.int64))
+        if ids is None or len(found.lengths) > 2:
+            raise ElementError("expected token ids, integers in one list", path)
+        if len(found.lengths) == 2 and found.lengths[0] > 1:
+            raise ElementError(several(found.lengths[0]), path)
+        if len(ids) > most:
+            raise ContextLengthError(too_long(len(ids), most))
+        return ids.tolist()
+
+    return read
+
+
+def read_messages(reader: JsonReader, path: Steps) -> Any:
+    """Read the messages of a conversation."""
+    if reader.next() != "[":
+        return reader.value()
+    return [read_object(reader, (*path, i), content=_read_content) for i in reader.items()]
+
+
+def _read_content(reader: JsonReader, path: Steps) -> Any:
+    if reader.next() != "[":
+        return reader.value()
+    parts = []
+    for i in reader.items():
+        if reader.next() != "{":
+            raise ElementError(
+                f"expected a part, an object with type and text; found {reader.found()}", (*path, i)
+            )
+        parts.append(reader.value())
+    return parts
+
+
+def _no_prompt(reader: JsonReader, path: Steps) -> NoReturn:
+    raise ElementError(f"expected a text or token ids; found {reader.found()}", path)
+
+
+def several(count: int) -> str:
+    """Return in words that a request has several prompts."""
+    return f"Found {count} prompts; expected one a request."
 
 
 def _present(location: tuple[int | str, ...], value: Any) -> list[int | str]:

@@ -8,6 +8,7 @@ However an answer ends (complete, cut off, the client gone), its slots are free 
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from linexport.serving.http.errors import protocol_error
 from linexport.serving.http.openai_answers import Answer
 from linexport.serving.service import Service
 from linexport.serving.text import Beginning, Delta, End, Order, TextSettings, Withheld
+
+log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -81,18 +84,21 @@ class Texts:
         if isinstance(event, End):
             self._ends.append(event)
             if event.beginning is not None:
-                name = self._plan.parked_name(event.index)
-                finished = event.reason != "parked"
-                await self._service.park(
-                    name,
-                    event.beginning,
-                    self._plan.settings,
-                    finished=finished,
-                    chat=self._plan.chat,
-                )
-                self._parked[event.index] = name
+                await self._park(event, event.beginning)
             self._note()
         return event
+
+    async def _park(self, end: End, beginning: Beginning) -> None:
+        """Park a text that has ended; one that cannot be is answered all the same."""
+        name = self._plan.parked_name(end.index)
+        finished = end.reason != "parked"
+        settings, chat = self._plan.settings, self._plan.chat
+        try:
+            await self._service.park(name, beginning, settings, finished=finished, chat=chat)
+        except OSError as error:
+            log.error("%s was not parked: %s", name, error.strerror or error)
+            return
+        self._parked[end.index] = name
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer when all texts have ended."""

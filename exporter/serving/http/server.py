@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from linexport.errors import EnvironmentProblemError
+from linexport.serving.http.accepting import Acceptor, allow_connections
 from linexport.serving.http.access_log import JsonHandler
 from linexport.serving.http.application import Application
 from linexport.serving.http.connection import HEADER_BYTES, connection_class
@@ -52,9 +53,12 @@ class Server(uvicorn.Server):
     Args:
         service: what it serves.
         address: where.
+        started: called when connections are taken.
     """
 
-    def __init__(self, service: Service, address: Address) -> None:
+    def __init__(
+        self, service: Service, address: Address, started: Callable[[], None] = lambda: None
+    ) -> None:
         limits = service.limits
         hosts = frozenset({*LOCAL, address.host}) if address.local and not address.token else None
         rules = Rules(address.token, hosts, limits.max_body, limits.request_seconds)
@@ -74,11 +78,29 @@ class Server(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
-        self._service = service
+        self._service, self._announce = service, started
+        self._accepting: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        await super().startup(sockets=[])  # all but that
+        allow_connections(self._service.limits.connections)
+        for bound in sockets or ():
+            acceptor = Acceptor(bound, BACKLOG, self._protocol, self.server_state.connections)
+            self._accepting.append(asyncio.create_task(acceptor.run()))
+        self._announce()
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let texts finish, then end what is left."""
         self._service.ready = False
+        for accepting in self._accepting:
+            accepting.cancel()
         ending = asyncio.create_task(self._end_texts())
         await super().shutdown(sockets)
         ending.cancel()
@@ -113,7 +135,7 @@ def serve(service: Service, address: Address, started: Callable[[str], None]) ->
     Args:
         service: what is served.
         address: where.
-        started: called with the URL.
+        started: called with the URL, once it is answered.
 
     Raises:
         EnvironmentProblemError: the address cannot be used.
@@ -123,9 +145,9 @@ def serve(service: Service, address: Address, started: Callable[[str], None]) ->
         logger = logging.getLogger(name)
         logger.addHandler(JsonHandler(logging.INFO if name != "uvicorn" else logging.WARNING))
         logger.propagate = False
-    server = Server(service, address)
     host, port = bound.getsockname()[:2]
-    started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server = Server(service, address, lambda: started(url))
     try:
         server.run([bound])
     except KeyboardInterrupt:

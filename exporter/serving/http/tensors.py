@@ -8,7 +8,6 @@ Source: the protocol's REST API and Triton's binary tensor data extension.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Annotated, Any
@@ -18,7 +17,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from linexport.serving.http.errors import ProtocolError
-from linexport.serving.http.openai_requests import Record, parse
+from linexport.serving.http.json_reader import MOST_AXES, JsonReader, Numbers
+from linexport.serving.http.json_writer import encoded
+from linexport.serving.http.openai_requests import Items, Record, Steps, parse, read_object
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 NAMES = {
@@ -33,17 +34,21 @@ NAMES = {
 """The protocol's names of dtypes, and NumPy's."""
 
 DATATYPES = {dtype: name for name, dtype in NAMES.items()}
-MOST_AXES = 16
+MOST_DIGITS = 18
+"""Digits of a size in a header."""
 
 
 class Tensor(Record):
     """An input as it is described."""
 
     name: str
-    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_AXES)]
+    shape: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_AXES, fail_fast=True)
+    ]
     datatype: str
     parameters: dict[str, Any] = Field(default_factory=dict)
-    data: list[Any] | None = None
+    data: Any = None
+    """``Numbers``, or None."""
 
 
 class Wanted(Record):
@@ -58,8 +63,8 @@ class InferRequest(Record):
 
     id: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-    inputs: list[Tensor]
-    outputs: list[Wanted] | None = None
+    inputs: Items[Tensor]
+    outputs: Items[Wanted] | None = None
 
 
 def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, np.ndarray]]:
@@ -70,12 +75,14 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
     """
     length = len(body)
     if json_length is not None:
-        if not json_length.isdecimal() or int(json_length) > length:
+        found_length = whole_number(json_length)
+        if found_length is None or found_length > length:
             raise ProtocolError(
-                400, f"{JSON_LENGTH} is {json_length!r}; the body has {length} bytes."
+                400, f"{JSON_LENGTH} is {json_length[:40]!r}; the body has {length} bytes."
             )
-        length = int(json_length)
-    infer_request, rest = parse(InferRequest, body[:length]), memoryview(body)[length:]
+        length = found_length
+    whole = memoryview(body)
+    infer_request, rest = parse(InferRequest, whole[:length], inputs=_inputs), whole[length:]
     found: dict[str, np.ndarray] = {}
     for tensor in infer_request.inputs:
         if tensor.name in found:
@@ -94,22 +101,59 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
     return infer_request, found
 
 
+def _inputs(reader: JsonReader, path: Steps) -> Any:
+    """Read the inputs of a request, whose data may be large."""
+    if reader.next() != "[":
+        return reader.value()
+    return [read_object(reader, (*path, i), data=_data) for i in reader.items()]
+
+
+def _data(reader: JsonReader, path: Steps) -> Numbers | None:
+    return reader.value() if reader.next() == "n" else reader.numbers(path)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number in a header, None where it is none that a size has."""
+    fits = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if fits else None
+
+
+def outputs_of(infer_request: InferRequest, names: Sequence[str]) -> list[Wanted]:
+    """Return the outputs that are asked for: those of the model where none are named.
+
+    Raises:
+        ProtocolError: one is not an output of the model, or is named twice.
+    """
+    if not infer_request.outputs:
+        return [Wanted(name=name) for name in names]
+    seen: set[str] = set()
+    for one in infer_request.outputs:
+        if one.name not in names:
+            raise ProtocolError(400, f"Found the output {one.name!r}; expected {list(names)}.")
+        if one.name in seen:
+            raise ProtocolError(400, f"Found the output {one.name!r} twice.")
+        seen.add(one.name)
+    return infer_request.outputs
+
+
+def is_binary(infer_request: InferRequest, one: Wanted) -> bool:
+    """Return whether an output is sent as bytes."""
+    every = infer_request.parameters.get("binary_data_output", False)
+    return bool(one.parameters.get("binary_data", every))
+
+
 def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
     """Return outputs as they were asked for."""
-    every = bool(infer_request.parameters.get("binary_data_output", False))
-    wanted = infer_request.outputs or [Wanted(name=name) for name in outputs]
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
-    for one in wanted:
-        if one.name not in outputs:
-            raise ProtocolError(400, f"Found the output {one.name!r}; expected {list(outputs)}.")
+    for one in outputs_of(infer_request, [*outputs]):
         values = outputs[one.name]
         tensor: dict[str, Any] = {
             "name": one.name,
             "datatype": DATATYPES[values.dtype.name],
             "shape": list(values.shape),
         }
-        if one.parameters.get("binary_data", every):
+        if is_binary(infer_request, one):
             binary.append(np.ascontiguousarray(values).tobytes())
             tensor["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
@@ -118,7 +162,7 @@ def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.nda
     head = {"model_name": model, "model_version": "1", "outputs": described}
     if infer_request.id:
         head["id"] = infer_request.id
-    text = json.dumps(head).encode()
+    text = encoded(head)
     if not binary:
         return Response(text, media_type="application/json")
     headers = {JSON_LENGTH: str(len(text))}
@@ -127,11 +171,11 @@ def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.nda
     )
 
 
-def _finite(values: np.ndarray) -> list[Any]:
+def _finite(values: np.ndarray) -> np.ndarray:
     """Return values for JSON, which has neither NaN nor infinity."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ProtocolError(500, "An output has NaN or infinity; ask for it as binary data.")
-    return list(values.ravel().tolist())
+    return values
 
 
 def _dtype(tensor: Tensor) -> np.dtype[Any]:
@@ -154,27 +198,14 @@ def _from_bytes(tensor: Tensor, content: memoryview) -> np.ndarray:
 
 
 def _from_json(tensor: Tensor) -> np.ndarray:
-    dtype = _dtype(tensor)
-    try:
-        values = np.array(tensor.data)
-        fits = values.size == prod(tensor.shape) and _same_kind(values, dtype)
-    except ValueError:  # lists of several lengths
-        fits = False
-    if not fits:
+    dtype, values = _dtype(tensor), None
+    if tensor.data is not None and len(tensor.data) == prod(tensor.shape):
+        values = tensor.data.array(dtype)
+    if values is None:
         raise ProtocolError(
             400, f"data of {tensor.name} does not fit {tensor.shape} in {tensor.datatype}."
         )
-    return values.astype(dtype).reshape(tensor.shape)
-
-
-def _same_kind(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Return whether JSON's numbers are of a dtype; integers must be within its range."""
-    if not values.size:
-        return True
-    if dtype.kind in "iu" and values.dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return bool(limits.min <= values.min() and values.max() <= limits.max)
-    return values.dtype.kind in {"b": "b", "f": "iuf"}.get(dtype.kind, "")
+    return values.reshape(tensor.shape)
 
 
 def shape_of(shape: Sequence[int | str | None]) -> list[int]:
