@@ -1,12 +1,18 @@
 """Load on ``linexport serve``: sixteen clients beside one, and thousands that are not all polite.
 
     python tools/bench_serve.py [--dim 512] [--requests 2000] [--only requests] [--json FILE]
+    python tools/bench_serve.py --only costly --requests 100000       a soak: about an hour
 
 The program runs as processes of its own. In turns, one client and sixteen ask a server with 16
 slots for texts, and sixteen ask one with a single slot, which answers one request at a time. Then
 requests arrive at times drawn from a seed: whole texts, streams, clients that leave in mid-text or
 before it, and bodies that are no request. Every text must be the one ``generate`` writes alone, and
 afterwards no slot may be taken.
+
+``costly``: the same requests twice, then with one in ten more among them that is small and would
+cost much (``COSTLY``). All of these are refused, no text changes, memory does not grow, and the
+99th percentile of the time between two tokens of the others, and of ``/health/live``, is printed
+beside that of the run without them.
 """
 
 from __future__ import annotations
@@ -39,6 +45,44 @@ DISTINCT, RATE = 100, 60.0
 
 SMALL = 32
 """Width of the model of the long run."""
+
+LONG = 1_000_000
+"""Bytes of a body that would cost much, or a few more."""
+
+FULL_ANSWER = 4_000
+"""Tokens whose logits of 256 bytes are more JSON than a server sends."""
+
+
+def tensor(**more: Any) -> dict[str, Any]:
+    """Return a call of the model of the long run."""
+    own = {"name": "tokens", "shape": [1, FULL_ANSWER], "datatype": "INT64"}
+    return {"inputs": [{**own, "data": [1] * FULL_ANSWER, **more}]}
+
+
+INFER, TEXT, CHAT = "/v2/models/m/infer", "/v1/completions", "/v1/chat/completions"
+COSTLY: dict[str, tuple[str, Any]] = {
+    "a wide text among numbers": (INFER, tensor(data=["a" * LONG] + ["b"] * FULL_ANSWER)),
+    "an output eight times": (INFER, {**tensor(), "outputs": [{"name": "output"}] * 8}),
+    "a long answer": (INFER, tensor(shape=[1, 8 * FULL_ANSWER], data=[1] * (8 * FULL_ANSWER))),
+    "wrong prompts": (TEXT, {"model": "m", "prompt": [{}] * (LONG // 3)}),
+    "wrong inputs": (INFER, {"inputs": [0] * (LONG // 2)}),
+    "wrong content": (
+        CHAT,
+        {"model": "m", "messages": [{"role": "user", "content": [0] * (LONG // 2)}]},
+    ),
+    "many bytes": (TEXT, {"model": "m", "prompt": "a" * LONG}),
+    "many tokens": (TEXT, {"model": "m", "prompt": [1] * (LONG // 2)}),
+    "deep": (TEXT, '{"model": "m", "prompt": ' + "[" * LONG),
+}
+"""Requests that are small, and were gigabytes or seconds: path and body."""
+
+COSTLY_BODIES = {
+    name: (path, body.encode() if isinstance(body, str) else json.dumps(body).encode())
+    for name, (path, body) in COSTLY.items()
+}
+
+LIVE_SECONDS = 0.1
+"""Seconds between two requests for /health/live."""
 
 BAD = (b"", b"{", b"[]", b'{"model": "m", "prompt": 3}', b'{"model": "m", "prompt": [-1]}', b"\xff")
 
@@ -174,6 +218,8 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    live: list[float] = field(default_factory=list)
 
     async def run(self, arrivals: list[tuple[float, str, Text]]) -> None:
         """Send every request at its time."""
@@ -182,12 +228,23 @@ class Soak:
             base_url=self.server.url, timeout=600, limits=limits
         ) as client:
             begun, tasks = time.perf_counter(), []
+            watching = asyncio.create_task(self._watch())
             for number, (at, kind, text) in enumerate(arrivals):
                 await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
                 tasks.append(asyncio.create_task(self._one(client, kind, text)))
                 if number % (len(arrivals) // 8 or 1) == 0:
                     self.memory.append(round(self.server.megabytes(), 1))
             await asyncio.gather(*tasks)
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Ask for /health/live again and again, on connections of its own."""
+        while True:
+            start = time.perf_counter()
+            async with httpx2.AsyncClient(base_url=self.server.url, timeout=600) as client:
+                await client.get("/health/live")
+            self.live.append(time.perf_counter() - start)
+            await asyncio.sleep(LIVE_SECONDS)
 
     async def _one(self, client: httpx2.AsyncClient, kind: str, text: Text) -> None:
         for _ in range(1000):
@@ -207,6 +264,12 @@ class Soak:
             body = BAD[text.seed % len(BAD)]
             answer = await client.post("/v1/completions", content=body)
             return self._judged(kind, answer.status_code in (400, 404), answer.text)
+        if kind in COSTLY_BODIES:
+            path, content = COSTLY_BODIES[kind]
+            answer = await client.post(path, content=content)
+            if answer.status_code == 429:
+                return "429"
+            return self._judged(kind, answer.status_code in (400, 404, 413), answer.text)
         if kind == "disconnect":
             host, port = self.server.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
@@ -226,11 +289,12 @@ class Soak:
             choices = answer.json().get("choices", [{}])
             return self._judged(kind, choices[0].get("text") == self.expected[text], answer.text)
         try:
-            written, _ = await read(client, text, 3 if kind == "cancel" else None)
+            written, times = await read(client, text, 3 if kind == "cancel" else None)
         except httpx2.HTTPStatusError as error:
             if error.response.status_code == 429:
                 return "429"
             raise
+        self.gaps += np.diff(times[1:]).tolist()
         expected = self.expected[text]
         right = expected.startswith(written) if kind == "cancel" else written == expected
         return self._judged(kind, right, written)
@@ -241,8 +305,10 @@ class Soak:
         return kind
 
 
-def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, Any]:
-    """Send requests of all kinds; return counts and memory."""
+def soak(
+    artifact: Path, folder: Path, requests: int, seed: int, costly: bool = False
+) -> dict[str, Any]:
+    """Send requests of all kinds, ``costly`` ones among them; return counts, memory and times."""
     draw = random.Random(seed)
     texts = [
         Text("x " * draw.randint(1, 150), draw.randint(1, 80), i, draw.choice((0.0, 0.8)))
@@ -255,6 +321,11 @@ def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, An
     for _ in range(requests):
         at += draw.expovariate(RATE)
         arrivals.append((at, draw.choices(kinds, weights)[0], draw.choice(texts)))
+    if costly:
+        more = random.Random(seed + 1)
+        times = [more.uniform(0, at) for _ in range(requests // 10)]
+        arrivals += [(t, more.choice([*COSTLY]), texts[0]) for t in times]
+        arrivals.sort(key=lambda one: one[0])
     with serve(artifact, folder / "soak.log", "--slots", CLIENTS) as server:
         run = Soak(server, expected)
         begun = time.perf_counter()
@@ -268,7 +339,10 @@ def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, An
         run.memory.append(round(server.megabytes(), 1))
         generated = server.metric("linexport_generated_tokens_total")
     return {
-        "requests": requests,
+        "requests": len(arrivals),
+        "p99_gap_ms": _p99(run.gaps),
+        "p99_live_ms": _p99(run.live),
+        "longest_live_ms": round(1e3 * max(run.live), 1),
         "seconds": round(seconds, 1),
         "generated_tokens": int(generated),
         "answered": dict(run.counts),
@@ -276,6 +350,10 @@ def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, An
         "slots_left_taken": int(left),
         "server_mib": run.memory,
     }
+
+
+def _p99(seconds: list[float]) -> float:
+    return round(1e3 * float(np.percentile(seconds, 99)), 2)
 
 
 def alone(model: linexport.Artifact, text: Text) -> str:
@@ -292,18 +370,24 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=512)
     options.add_argument("--requests", type=int, default=2000)
     options.add_argument("--seed", type=int, default=0, help="of the arrivals")
-    options.add_argument("--only", choices=("clients", "requests"))
+    options.add_argument("--only", choices=("clients", "requests", "costly"))
     measurement.add_option(options)
     given = options.parse_args()
     result: dict[str, Any] = {"dim": given.dim, "tokens": TOKENS}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        if given.only != "requests":
+        if given.only not in ("requests", "costly"):
             times = throughput(artifact(folder, given.dim), folder)
             for name, numbers in times.items():
                 print(name, {key: round(value, 2) for key, value in numbers.items()})
             result["times"] = times
-        if given.only != "clients":
+        if given.only == "costly":
+            model = artifact(folder, SMALL)
+            half = given.requests // 2
+            for name, costly in (("plain", False), ("soak", True)):
+                result[name] = soak(model, folder, half, given.seed, costly)
+                print(name, json.dumps(result[name], indent=2))
+        elif given.only != "clients":
             found = soak(artifact(folder, SMALL), folder, given.requests, given.seed)
             print(json.dumps(found, indent=2))
             result["soak"] = found
