@@ -140,7 +140,10 @@ def test_what_mixes_tokens_makes_a_model_stateless_and_is_named(
     assert not manifest.streaming.passed
     reason = manifest.streaming.reason
     assert reason.startswith("exported without state: ")
-    assert reason.endswith(". What mixes tokens: ReduceMean mean")
+    assert "ReduceMean mean reduces over all tokens of a call (in small_models.py:" in reason
+    assert "What would stream: a mean over the last w tokens needs a state" in reason
+    (node,) = manifest.token_flow.nodes
+    assert (node.op, node.kind) == ("ReduceMean", "mixing") and manifest.token_flow.mixing == 1
 
 
 def test_positions_and_causal_convolutions_get_states(made: Callable[..., Manifest]) -> None:

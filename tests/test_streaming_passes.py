@@ -345,7 +345,7 @@ MIXES = {
     "LayerNormalization": "q = LayerNormalization <axis = 1> (x, unit)",
     "Conv": CONV % "y = Conv <group = 8, pads = [1, 2]> (c, w)",
     "InstanceNormalization": CONV % "y = InstanceNormalization(c, b, b)",
-    "Concat": "a = Concat <axis = 1> (x, x)  hi = Constant <value = int64[1] {9}> ()"
+    "Slice of two copies": "a = Concat <axis = 1> (x, x)  hi = Constant <value = int64[1] {9}> ()"
     "lo = Constant <value = int64[1] {0}> () o = Constant <value = int64[1] {1}> ()"
     "s = Slice(a, lo, hi, o) m = ReduceMean(s, o) q = Add(x, m)",
     "Slice": "q = Slice(x, last, before, axis, last)",

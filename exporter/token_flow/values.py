@@ -167,8 +167,9 @@ class TokenValue:
         if self.form is not None or self.numbers is None:
             return self.form
         numbers, rank = self.numbers.copy(), self.numbers.ndim
-        for place in np.ndindex(*numbers.shape):
-            numbers[place] = whole(self.numbers[place])
+        flat: Any = numbers.flat  # of objects
+        for place, number in enumerate(flat):
+            flat[place] = whole(number)
         if not numbers.size or any(n is None for n in numbers.flat):
             return None
         origin = (0,) * rank
