@@ -89,7 +89,7 @@ def check(
         initial_state=lambda batch: {},
         complete=dict,
         chosen=USUAL,
-        behind=0,
+        behind_at_once=0,
     )
     return parity.check_language(tested)
 

@@ -111,7 +111,7 @@ def checked(margin: float, by: float, error: float = 0.0) -> parity.Parity:
         initial_state=lambda batch: {},
         complete=dict,
         chosen=USUAL,
-        behind=0,
+        behind_at_once=0,
     )
     return parity.check_language(tested)
 

@@ -192,7 +192,9 @@ def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
     ran: set[int],
 ) -> None:
     """So is one of whole chunks, of whose chunks nothing in the trace speaks."""
-    tested: Any = SimpleNamespace(dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=(), behind=0)
+    tested: Any = SimpleNamespace(
+        dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=(), behind_at_once=0
+    )
     compared: list[Case] = []
     found = []
     for case in _cases(tested, False, 0, compared):

@@ -204,7 +204,7 @@ def checked(original: nn.Module, artifact: nn.Module, seed: int = 0) -> parity.P
         initial_state=lambda batch: {},
         complete=dict,
         chosen=ChosenSizes((1, 2, 7, 65, 150), (1, 3)),
-        behind=0,
+        behind_at_once=0,
     )
     return parity.check_language(tested, seed)
 

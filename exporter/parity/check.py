@@ -45,7 +45,7 @@ from linexport.parity.near_ties import NearTies, decide, notes
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds, run_deciding
 from linexport.parity.rounding import apart, is_nothing_else
-from linexport.parity.splits import BEHIND
+from linexport.parity.splits import BEHIND, LONGEST_CALL
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.system.torch_internals.trees import pytree
@@ -103,6 +103,11 @@ class ModelUnderTest:
     def behind(self) -> int:
         """A length at which every constant that reaches back has reached twice; 0 without any."""
         return 2 * max(self.reaches) + BEHIND if self.reaches else 0
+
+    @property
+    def behind_at_once(self) -> int:
+        """That length, where the original is run over so many tokens; else 0."""
+        return self.behind if self.behind <= LONGEST_CALL + BEHIND else 0
 
     def complete(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Inputs in their order, those that are left out at their defaults."""
@@ -272,7 +277,7 @@ def _cases(
         compared: the cases so far that the original ran on.
     """
     dims, traced, chosen = tested.dims, tested.traced, tested.chosen
-    shapes, behind = tested.input_shapes, tested.behind
+    shapes, behind = tested.input_shapes, tested.behind_at_once
     yield from plan_cases(dims, traced, floating, seed, shapes, chosen, behind)
     first = sequence(dims)
     if first and not chosen.lengths and all(c.sizes[first] == traced[first] for c in compared):

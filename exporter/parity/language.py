@@ -121,7 +121,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     language = tested.loaded.language
     assert language is not None
     continued = bool(tested.states)
-    behind = tested.behind if 4 * tested.behind * language.vocabulary <= LOGITS else 0
+    behind = tested.behind_at_once
+    behind = behind if 4 * behind * language.vocabulary <= LOGITS else 0
     trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued, behind)
     original = _Original(tested.loaded, torch.float32)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]

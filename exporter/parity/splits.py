@@ -20,8 +20,9 @@ MULTIPLES = (1, 2, 3)
 """Pieces of tokens that come in multiples, as multiples."""
 
 LONG = 2_100
-LONGEST_CALL = 8_192
-"""Tokens of one call: of a graph with pairs of tokens this many squared are in memory."""
+LONGEST_CALL, FAR_CALL = 8_192, 2_048
+"""Tokens of one call: of a graph with pairs of tokens this many squared are in memory. Of a longer
+sequence the second: its pairs are of this many and all."""
 
 SINGLE = 3
 """Single tokens behind each place at which a constant first reaches the beginning."""

@@ -24,7 +24,7 @@ from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import Comparison
 from linexport.parity.own_rounding import compare_runs
 from linexport.parity.reference import feeds
-from linexport.parity.splits import BEHIND, LONG, LONGEST_CALL, Split, long, usual
+from linexport.parity.splits import BEHIND, FAR_CALL, LONG, LONGEST_CALL, Split, long, usual
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
@@ -200,7 +200,9 @@ class _Check:
         yield from sorted(found, reverse=True)
 
     def _split(self, length: int) -> Split:
-        call = LONGEST_CALL if self.tested.loaded.language is None else LANGUAGE_CALL
+        far = length > LONGEST_CALL + BEHIND
+        call = FAR_CALL if far else LONGEST_CALL
+        call = call if self.tested.loaded.language is None else LANGUAGE_CALL
         call = max(self.limits.multiple, min(call, KEPT // self._bytes_a_token()))
         return long(self.limits, length, self.tested.reaches, call, self.seed)
 

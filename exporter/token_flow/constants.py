@@ -15,8 +15,8 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.states import LENGTH
 from linexport.token_flow.interpreter import is_external
 
-LARGEST = 1 << 14
-"""Larger numbers are ends of an axis, or none of tokens."""
+LARGEST = 1 << 12
+"""Larger numbers are not taken for places of tokens: ends of an axis, sizes of tables."""
 
 ALONG = {"Slice": (1, 2), "Pad": (1,), "Split": (1,), "Trilu": (1,), "Gather": (1,)}
 """Operators, with the inputs whose numbers may be places of tokens."""
