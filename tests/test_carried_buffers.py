@@ -289,6 +289,21 @@ def test_calls_of_one_length_alone(tmp_path: Path) -> None:
         stream.step(piece)
 
 
+def test_packed_batches_are_refused(tmp_path: Path) -> None:
+    loaded = load_module((Memory(), (torch.randn(2, 12, 8),)), "own:make")
+    options = ConvertOptions(target="ort-cuda", packed_batches=True, bench=False)
+    with pytest.raises(UnsupportedModelError, match="its states are buffers, which are of a call"):
+        convert_checked(loaded, tmp_path / "out", options, Checks())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_batch_is_found_whatever_that_of_the_example_is(rows: int) -> None:
+    loaded = load_module((Cell(), (torch.randn(rows, 12, 8),)), "own:make")
+    assert loaded.carried is not None and [b.batched for b in loaded.carried.buffers] == [True]
+    loaded = load_module((Memory(), (torch.randn(rows, 12, 8),)), "own:make")
+    assert loaded.carried is not None and [b.batched for b in loaded.carried.buffers] == [False]
+
+
 def test_an_exported_program_that_writes_buffers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     program = torch.export.export(

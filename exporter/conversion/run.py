@@ -42,7 +42,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.folder import file_record
 from linexport.manifest.proof import StreamingRecord
-from linexport.manifest.records import FileRecord, StageRecord
+from linexport.manifest.records import BUFFER, FileRecord, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
 from linexport.targets.base import uses_library
@@ -149,6 +149,8 @@ def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
                 f"--dim past is of targets that build engines: {job.target.name} takes any past. "
                 "Leave it out."
             )
+        if job.target.options.packed and any(s.op == BUFFER for s in traced.states):
+            raise refused("its states are buffers, which are of a call and not of its sequences")
         dims = job.target.bound(dimensions.merge(traced.dims, job.ranges))
         return TracedOriginal(loaded, traced, dims)
 

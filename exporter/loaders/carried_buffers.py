@@ -128,15 +128,16 @@ def buffers_of(
     present = _run(module, single, first_rows((args, kwargs)), args, kwargs)
     for buffer in single:
         _check(buffer, present[buffer.name], source)
-    more = _resized((args, kwargs), ROWS)
+    rows = ROWS + (first_rows((args, kwargs)) == ROWS)  # another batch than the example's
+    more = _resized((args, kwargs), rows)
     able = [b for b in single if _may_have_rows(module.get_buffer(b.name), args, kwargs)]
     for chosen in _subsets([b.name for b in able]):
         tried = [_with_rows(b, b.name in chosen) for b in single]
         try:
-            found = _run(module, tried, ROWS, *more)
+            found = _run(module, tried, rows, *more)
         except Exception:  # it does not take this batch
             continue
-        if all(tuple(found[b.name].shape) == _shape(b, ROWS) for b in tried):
+        if all(tuple(found[b.name].shape) == _shape(b, rows) for b in tried):
             return tuple(tried), True
     for buffer in single:
         _check_size(buffer, present[buffer.name], source)
