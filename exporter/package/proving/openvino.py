@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from linexport.errors import EnvironmentProblemError
+from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest import MODEL
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 from linexport.package.proving.steps import write_by_steps
@@ -16,7 +16,8 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``; in float32, which OpenVINO leaves where a CPU has bfloat16.
 
     Raises:
-        EnvironmentProblemError: OpenVINO is not installed, or does not take the model.
+        UsageError: OpenVINO does not take the model.
+        EnvironmentProblemError: OpenVINO is not installed.
     """
     try:
         import openvino
@@ -29,9 +30,12 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     try:
         model = openvino.Core().compile_model(str(job.folder / MODEL), "CPU", settings)
     except Exception as error:
-        raise EnvironmentProblemError(
-            f"OpenVINO {openvino.__version__} does not compile the package: {error}"
-        ) from error
+        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")]
+        raise UsageError(
+            f"OpenVINO {openvino.__version__.partition('-')[0]} does not take the package: "
+            f"{lines[-1] if lines else 'no reason given'}. It has standard operators alone: "
+            "convert with --target onnx for it."
+        ) from None
     names = [output.get_any_name() for output in model.outputs]
 
     def call(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

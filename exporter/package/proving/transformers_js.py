@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tempfile
 from importlib import resources
-
-import numpy as np
+from pathlib import Path
+from typing import Any
 
 from linexport.errors import EnvironmentProblemError
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 
-PROGRAM = "transformers_js.mjs"
+PROGRAM, NAME = "transformers_js.mjs", "model"
 INSTALL = (
     "--prove runs the package in Transformers.js in node: run npm install "
     "@huggingface/transformers, and the command again in that folder."
@@ -32,19 +33,28 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     longest = max(map(len, prompts.rows))
     ids = [[prompts.padding] * (longest - len(row)) + row.tolist() for row in prompts.rows]
     mask = [[0] * (longest - len(row)) + [1] * len(row) for row in prompts.rows]
-    given = json.dumps({"ids": ids, "mask": mask, "tokens": prompts.tokens})
-    with resources.as_file(resources.files(__package__).joinpath(PROGRAM)) as program:
-        command = [node, str(program), str(job.folder.absolute())]
-        try:
-            done = subprocess.run(
-                command, input=given, capture_output=True, text=True, timeout=SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise EnvironmentProblemError(f"node was not done after {SECONDS} s.") from None
-    if done.returncode:
-        raise EnvironmentProblemError(f"Transformers.js fails: {done.stderr.strip()[-1000:]}")
-    found = json.loads(done.stdout)
+    given = {"ids": ids, "mask": mask, "tokens": prompts.tokens}
+    program = resources.files(__package__).joinpath(PROGRAM)
+    with resources.as_file(program) as script, tempfile.TemporaryDirectory() as place:
+        # The library takes no folder whose name begins with a point, as one does that is written.
+        Path(place, NAME).symlink_to(job.folder.absolute(), target_is_directory=True)
+        found = _run([node, str(script), place, NAME], given)
     if "missing" in found:
         raise EnvironmentProblemError(f"{found['missing']}. {INSTALL}")
-    rows = [np.asarray(row, np.int64).tolist() for row in found["rows"]]
-    return WrittenTexts(f"Transformers.js {found['version']}", rows)
+    return WrittenTexts(f"Transformers.js {found['version']}", found["rows"])
+
+
+def _run(command: list[str], given: dict[str, Any]) -> Any:
+    """Run a program that takes and gives JSON."""
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(given), capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentProblemError(f"node was not done after {SECONDS} s.") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "Error" in line] or [
+            "no reason given"
+        ]
+        raise EnvironmentProblemError(f"Transformers.js does not run the package: {lines[0]}")
+    return json.loads(done.stdout)

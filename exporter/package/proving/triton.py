@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +24,7 @@ from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 
 SERVER = "tritonserver"
-START_SECONDS, REQUEST_SECONDS = 180, 120
+START_SECONDS, ANSWER_SECONDS = 180, 300
 
 
 def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
@@ -45,17 +45,25 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
             "the server is installed, as in the container nvcr.io/nvidia/tritonserver."
         )
     with _running(program, job.folder) as address:
-        version = _get(f"{address}/v2")["version"]
-        write = partial(_write, f"{address}/v2/models/{job.name}/infer", job, prompts.tokens)
+        ask = partial(_ask, time.monotonic() + ANSWER_SECONDS)
+        version = ask(f"{address}/v2")["version"]
+        infer = partial(ask, f"{address}/v2/models/{job.name}/infer")
+        write = partial(_write, infer, job, prompts.tokens)
         with ThreadPoolExecutor(len(prompts.rows)) as pool:
             texts = list(pool.map(write, range(1, len(prompts.rows) + 1), prompts.rows))
     return WrittenTexts(f"Triton Inference Server {version}", texts)
 
 
-def _write(url: str, job: Packaging, tokens: int, sequence: int, prompt: np.ndarray) -> list[int]:
+def _write(
+    infer: Callable[[dict[str, Any]], Any],
+    job: Packaging,
+    tokens: int,
+    sequence: int,
+    prompt: np.ndarray,
+) -> list[int]:
     """Return the text of one sequence."""
-    names = language_interface(job.manifest)
-    fed, text = prompt.tolist(), []
+    names, text = language_interface(job.manifest), list[int]()
+    fed: list[int] = prompt.tolist()
     for step in range(tokens):
         given = [{"name": names.tokens, "shape": [1, len(fed)], "datatype": "INT64", "data": fed}]
         if names.mask is not None:
@@ -63,21 +71,25 @@ def _write(url: str, job: Packaging, tokens: int, sequence: int, prompt: np.ndar
         begins, ends = step == 0, step == tokens - 1
         flags = {"sequence_id": sequence, "sequence_start": begins, "sequence_end": ends}
         request = {"inputs": given, "parameters": flags, "outputs": [{"name": names.logits}]}
-        [output] = _get(url, request)["outputs"]
+        [output] = infer(request)["outputs"]
         fed = [int(np.argmax(output["data"][-names.vocabulary :]))]
         text += fed
     return text
 
 
-def _get(url: str, content: dict[str, Any] | None = None) -> Any:
+def _ask(limit: float, url: str, content: dict[str, Any] | None = None) -> Any:
+    """Return the answer to a request, which has to come before a point in time."""
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+        left = max(0.1, limit - time.monotonic())
+        with urllib.request.urlopen(request, timeout=left) as answer:
             return json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[:1000]
         raise EnvironmentProblemError(f"{SERVER} refuses a request: {text}") from None
+    except OSError as error:
+        raise EnvironmentProblemError(f"{SERVER} does not answer: {error}") from None
 
 
 @contextmanager
@@ -90,6 +102,8 @@ def _running(program: str, repository: Path) -> Iterator[str]:
     command = [
         *(program, f"--model-repository={repository.absolute()}", "--allow-metrics=false"),
         *("--http-address=127.0.0.1", f"--http-port={http}", f"--grpc-port={grpc}"),
+        # Shared memory has names on a machine, on which another server may run.
+        f"--backend-config=python,shm-region-prefix-name=linexport-{http}",
     ]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
