@@ -30,7 +30,8 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _NUMBERS = re.compile(r"[-+0-9.eE, \t\n\r]+")
 _WORDS = re.compile(r"[a-z, \t\n\r]+")
-_CONSTANTS = {"true": True, "false": False, "null": None}
+_CONSTANTS = {"true": True, "false": False, "null": None, "NaN": float("nan")}
+"""Words, of which JSON lacks the last: a field says in what range it is."""
 _NAMES = {"{": "an object", "[": "a list", '"': "a text", "t": "true", "f": "false", "n": "null"}
 
 

@@ -255,7 +255,10 @@ def read_object(reader: JsonReader, path: Steps, **large: Reading) -> dict[str, 
         JsonError: it is not JSON.
     """
     if reader.next() != "{":
-        raise ElementError(f"expected an object; found {reader.found()}", path)
+        found = reader.found()
+        if not path:
+            reader.value()  # what is not JSON at all is said first
+        raise ElementError(f"expected an object; found {found}", path)
     return {
         name: large[name](reader, (*path, name)) if name in large else reader.value()
         for name in reader.fields()
