@@ -26,6 +26,7 @@ from linexport.manifest.records import DimRecord, PackedRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
+from linexport.recognise.draws import within
 from linexport.system import environment
 from linexport.targets.inlined import inlined
 from linexport.targets.lowering import Choice, lower
@@ -102,15 +103,16 @@ def _rewritten(
     stop, dump = job.options.stop_after, job.dump
     if dump is not None and "state" not in stages and dump.used:
         dump = dump.below("without_state")  # the model did not stream with its states
-    rewritten = passes.rewrite(
-        traced.graph,
-        stages,
-        traced.weights,
-        dump=dump,
-        stop_after=stop,
-        withdrawn=withdrawn,
-        target=job.target.name,
-    )
+    with within(traced.bounds):
+        rewritten = passes.rewrite(
+            traced.graph,
+            stages,
+            traced.weights,
+            dump=dump,
+            stop_after=stop,
+            withdrawn=withdrawn,
+            target=job.target.name,
+        )
     if stop is not None and dump is not None:
         ran = [record.name for record in rewritten.records]
         if stop not in ran:

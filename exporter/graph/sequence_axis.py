@@ -19,8 +19,14 @@ ALONG_AXIS = {
 FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
 """Operators that work along the axis their attribute names and all after it, with its default."""
 
-RECURRENT = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "ReverseSequence")
-ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
+LAYERS = ("RNN", "LSTM", "GRU")
+"""Operators along their first axis, or their second one in another layout."""
+
+WHOLE = ("DynamicQuantizeLinear",)
+"""Operators that mix all elements of their first input."""
+
+RECURRENT = (*LAYERS, "Scan", "Loop", "CumSum", "ReverseSequence")
+ALWAYS = (*RECURRENT, *WHOLE, "InstanceNormalization", "GroupNormalization", "LRN")
 """Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
 CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
 
@@ -92,6 +98,10 @@ def _changes_length(node: gs.Node, tokens: str) -> bool:
 
 def _works_along(node: gs.Node, tokens: str) -> bool:
     shape = list(node.inputs[0].shape or ())
+    if node.op in LAYERS:
+        return tokens in shape[node.attrs.get("layout", 0) :][:1]
+    if node.op in WHOLE:
+        return tokens in shape
     if node.op in ALWAYS or node.domain not in KNOWN:
         return tokens in shape[1:] or node.domain == DOMAIN
     axes: list[str | int] = []

@@ -15,6 +15,7 @@ from linexport.inspection.ops import linexport_ops
 from linexport.loaders import load_model
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
 from linexport.manifest.records import BUFFER, RangeRecord, SourceRecord
+from linexport.recognise.draws import within
 from linexport.token_flow import classify, flow_record
 
 REACH = 7
@@ -28,7 +29,8 @@ def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
     decode = loaded.decode_module is not None or bool(traced.states)
     plain = passes.run(traced.model, passes.STATELESS[:1])
     # The states of a decode module are in its graph, whose operations may join tokens with them.
-    rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
+    with within(traced.bounds):
+        rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
     findings, given = rewritten.findings, [i.name for i in traced.graph.graph.input]
     held = [*traced.states, *states.find_states(rewritten.model, given)]
     tokens = sequence(traced.dims)

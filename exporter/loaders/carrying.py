@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from linexport.loaders.carried_buffers import Buffer, example_past, states_of, stepping
 from linexport.loaders.loaded_model import CarriedBuffers, LoadedModel
+from linexport.system.torch_internals.trees import pytree
 
 
 def carrying(loaded: LoadedModel, buffers: tuple[Buffer, ...]) -> LoadedModel:

@@ -85,7 +85,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
     """
     from linexport.loaders.bfloat16 import widened
     from linexport.loaders.carrying import carrying
-    from linexport.loaders.first_run import failure, run_once, runs
+    from linexport.loaders.first_run import failure, run_once, runs, table_rows
 
     given = _unpack(location, result)
     module = given.module.eval()
@@ -120,6 +120,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         kwargs=kwargs,
         dynamic_shapes=chosen.dynamic_shapes,
         source=origin,
+        integer_ranges=table_rows(module, args, kwargs),
         warnings=(*chosen.warnings, *warnings, *changed),
         unclear_dims=chosen.unclear,
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.callables import user_frame
@@ -215,6 +216,42 @@ def first_rows(examples: Any) -> int:
     """Return the batch of examples: the first size of the first tensor."""
     leaves = (x for x in pytree.tree_leaves(examples) if isinstance(x, Tensor) and x.dim())
     return next((x.shape[0] for x in leaves), 1)
+
+
+class TableRows(TorchFunctionMode):
+    """Notes how many rows the tables have that inputs index, by the number of the input.
+
+    Args:
+        examples: args and kwargs.
+    """
+
+    def __init__(self, examples: Any) -> None:
+        super().__init__()
+        self.ranges: dict[int, tuple[int, int]] = {}
+        self._places = {id(leaf): n for n, leaf in enumerate(pytree.tree_leaves(examples))}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``."""
+        if func is nn.functional.embedding and len(args) >= 2:
+            ids, table = args[:2]
+            if id(ids) in self._places:
+                place = self._places[id(ids)]
+                rows = min(table.shape[0], self.ranges.get(place, (0, table.shape[0]))[1])
+                self.ranges[place] = (0, rows)
+        return func(*args, **(kwargs or {}))
+
+
+def table_rows(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[int, tuple[int, int]]:
+    """Return the half-open ranges of inputs that index tables, by the number of the input."""
+    seen = TableRows((args, kwargs))
+    try:
+        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module), seen:
+            module(*args, **kwargs)
+    except Exception:  # tracing says what is wrong with these examples
+        return {}
+    return seen.ranges
 
 
 def described(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

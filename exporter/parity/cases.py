@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from linexport.graph.dims import DimRange, sequence
+from linexport.loaders.bounds import bounds_of
 from linexport.loaders.loaded_model import LoadedModel
+from linexport.parity.input_kinds import draw_like
 from linexport.system.torch_internals.trees import pytree
 
 NEVER_TRACED = (37, 150, 101)
@@ -40,12 +42,14 @@ class Case:
         sizes: by dimension name.
         seed: of the random values.
         magnitude: factor on floating inputs of unit variance; 0 gives zeros.
+        like: inputs are of the kinds that those of the example are, see ``input_kinds``.
     """
 
     name: str
     sizes: Mapping[str, int]
     seed: int
     magnitude: float = 1.0
+    like: bool = True
 
     @property
     def at(self) -> str:
@@ -228,6 +232,20 @@ def _choose(values: torch.Tensor, shape: Sequence[int], generator: torch.Generat
     return values[torch.randint(len(values), tuple(shape), generator=generator)]
 
 
+def unbounded(loaded: LoadedModel, cases: Sequence[Case]) -> list[Case]:
+    """Return a case of normal values where floating inputs of the example are bounded.
+
+    Args:
+        loaded: the original.
+        cases: that are planned.
+    """
+    leaves = pytree.tree_leaves((loaded.args, loaded.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if loaded.graph is not None or all(bounds_of(tensor) is None for tensor in tensors):
+        return []
+    return [Case("unbounded", cases[-1].sizes, cases[-1].seed + 1, like=False)]
+
+
 def draw_inputs(
     loaded: LoadedModel, shapes: Sequence[Sequence[int | str]], case: Case
 ) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -253,6 +271,12 @@ def draw_inputs(
             held = _held(leaf, shape, generator) if own else None
             mask = _mask(shape, generator, case.seed % 2 == 1, excluded) if held is None else held
             drawn.append(mask.to(leaf.dtype))
+            continue
+        # The range that is known of integers goes before that of the example.
+        own = loaded.graph is None and position not in loaded.integer_ranges
+        like = draw_like(leaf, dims, shape, generator) if own and case.like else None
+        if like is not None:
+            drawn.append(like)
         elif leaf.dtype == torch.bool:
             drawn.append(torch.rand(shape, generator=generator) < 0.8)
         elif leaf.is_floating_point():

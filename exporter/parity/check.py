@@ -37,6 +37,7 @@ from linexport.parity.cases import (
     draw_inputs,
     longer_cases,
     plan_cases,
+    unbounded,
 )
 from linexport.parity.choices import recording
 from linexport.parity.compare import EDGES, Comparison, compare_arrays, largest
@@ -54,6 +55,18 @@ from linexport.targets.providers import CPU_ONLY, Execution
 
 NOT_FINITE = "The original gives NaN or infinite values alone on random tokens."
 """Reason of a language model."""
+
+OUTSIDE = (
+    "On inputs beyond the bounds of the example the original gives NaN or infinite values: there "
+    "nothing is compared."
+)
+"""Note on a model that takes the logarithm of a decay, say."""
+
+NOT_BEYOND = (
+    "On inputs beyond the bounds of the example the original gives numbers and the artifact NaN or "
+    "infinite values. If such inputs occur, give an example with some."
+)
+"""Note on a model whose decays are logarithms in the artifact."""
 
 REASONS = 3
 """Notes that an error gives as reasons."""
@@ -255,7 +268,11 @@ def _reference_outputs(
     compared: list[Case] = []
     for case in _cases(tested, floating, seed, compared):
         inputs = draw_inputs(loaded, tested.input_shapes, case)
-        expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
+        said = parity.notes if case.like else list[str]()
+        expected = run_reference(references, case, inputs, parity.tolerance, said)
+        if not case.like and any(not np.isfinite(x).all() for e in expected for x in e.outputs):
+            parity.notes.append(OUTSIDE)
+            continue
         if half is not None and expected:
             expected = _with_half(half, inputs, case, expected, parity)
         if expected:
@@ -278,7 +295,8 @@ def _cases(
     """
     dims, traced, chosen = tested.dims, tested.traced, tested.chosen
     shapes, behind = tested.input_shapes, tested.behind_at_once
-    yield from plan_cases(dims, traced, floating, seed, shapes, chosen, behind)
+    cases = plan_cases(dims, traced, floating, seed, shapes, chosen, behind)
+    yield from [*cases, *unbounded(tested.loaded, cases)]
     first = sequence(dims)
     if first and not chosen.lengths and all(c.sizes[first] == traced[first] for c in compared):
         yield from longer_cases(dims, traced, seed)
@@ -359,6 +377,9 @@ def _run_case(
         found = _compared(tested, case, expected, got, failure)
     if got is not None and not _passed(found):
         found = _decided(tested, parity, case, expected, got) or found
+    if got is not None and not case.like and not _is_finite(got):
+        parity.notes.append(NOT_BEYOND)
+        return
     scaled = case.magnitude not in (0, 1) and not tested.tolerance.is_half
     if got is not None and scaled and not _passed(found):
         allowed = _with_coarse_operators(tested, parity, case, expected)
@@ -370,6 +391,10 @@ def _run_case(
         parity.counts += counts
         if parity.failed is None and not record.passed:
             parity.failed = case
+
+
+def _is_finite(outputs: Mapping[str, np.ndarray]) -> bool:
+    return all(bool(np.isfinite(x).all()) for x in outputs.values() if x.dtype.kind == "f")
 
 
 def _with_coarse_operators(

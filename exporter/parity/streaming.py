@@ -8,6 +8,7 @@ float32; states by the tolerance alone.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from linexport.parity.splits import BEHIND, FAR_CALL, LONG, LONGEST_CALL, Split,
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
+
+log = logging.getLogger(__name__)
 
 LANGUAGE = 4_096
 """Tokens after which the states of a language model are compared."""
@@ -240,7 +243,11 @@ class _Check:
                 self.tried.pop()
                 return None
             self.worst = float("inf")
-            return f"pieces of {_spell(split.pieces)} tokens: {str(error).splitlines()[0]}"
+            log.info("the artifact does not run in pieces: %s", error)
+            return (
+                f"the model does not take {split.length:,} tokens in pieces of "
+                f"{_spell(split.pieces)} tokens, by the states that it would have"
+            )
         few, many = middle - begin, end - middle
         self.timed.append(
             _Timed(max(split.calls), few / len(split.calls), many / len(split.pieces))

@@ -27,12 +27,11 @@ from linexport.passes.scan_sums import join_sums
 from linexport.passes.step_nodes import (
     copy_given,
     drop_unread,
-    has_directions,
     leaves,
     scanned_axes,
 )
 from linexport.passes.step_norms import as_layer_norms
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.recognise.scan_body import has_directions, nonlinear_operator
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)

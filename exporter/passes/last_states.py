@@ -14,8 +14,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of, is_read, original_of
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.passes.step_nodes import has_directions
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.recognise.scan_body import has_directions, nonlinear_operator
 
 log = logging.getLogger(__name__)
 

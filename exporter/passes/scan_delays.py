@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import index_of, is_read, original_of
 from linexport.passes.lifted_steps import ScannedTokens
 from linexport.passes.scan_groups import read_groups
-from linexport.passes.step_nodes import has_directions, keep_outputs, output_axes, scanned_axes
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.passes.step_nodes import keep_outputs, output_axes, scanned_axes
+from linexport.recognise.scan_body import has_directions, nonlinear_operator
 from linexport.recognise.values import Values
 
 

@@ -11,8 +11,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind, original_of, producer
 from linexport.passes.scan_parts import StepStates, is_plain
-from linexport.passes.step_nodes import ARITHMETIC, has_directions
-from linexport.recognise.scan_body import nonlinear_operator, reached
+from linexport.passes.step_nodes import ARITHMETIC
+from linexport.recognise.scan_body import has_directions, nonlinear_operator, reached
 from linexport.recognise.values import Values
 
 Group = frozenset[int]

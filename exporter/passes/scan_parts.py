@@ -23,11 +23,15 @@ from linexport.passes.step_nodes import (
     copy_given,
     drop_unread,
     give_every_step,
-    has_directions,
     numbers_in,
     scanned_axes,
 )
-from linexport.recognise.scan_body import first_nonlinear, nonlinear_operator, nonlinear_read
+from linexport.recognise.scan_body import (
+    first_nonlinear,
+    has_directions,
+    nonlinear_operator,
+    nonlinear_read,
+)
 
 MAX_STATES = 8
 """Loops with more states than this are not taken apart: every choice of them is looked at."""

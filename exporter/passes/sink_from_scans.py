@@ -34,7 +34,6 @@ from linexport.passes.lifted_steps import (
 from linexport.passes.step_nodes import (
     ARITHMETIC,
     give_every_step,
-    has_directions,
     keep_outputs,
     leaves,
     numbers_in,
@@ -42,6 +41,7 @@ from linexport.passes.step_nodes import (
     scanned_axes,
     with_steps_along,
 )
+from linexport.recognise.scan_body import has_directions
 
 log = logging.getLogger(__name__)
 

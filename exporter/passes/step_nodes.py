@@ -26,12 +26,6 @@ ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
 """Elementwise operators that recognition follows."""
 
 
-def has_directions(node: gs.Node) -> bool:
-    """Return whether a Scan goes backwards along an input or an output."""
-    sides = ("scan_input_directions", "scan_output_directions")
-    return any(any(node.attrs.get(side) or ()) for side in sides)
-
-
 def scanned_axes(scan: gs.Node) -> list[int]:
     """Return the axes of the scanned inputs, counted from the first."""
     count = scan.attrs["num_scan_inputs"]

@@ -34,7 +34,6 @@ from linexport.passes.lifted_steps import (
 from linexport.passes.pairs import StatePairs, layouts
 from linexport.passes.step_columns import StepColumns
 from linexport.passes.step_nodes import (
-    has_directions,
     leaves,
     multiplies,
     numbers_in,
@@ -45,7 +44,7 @@ from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.recognise.region import dead_nodes, reads
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.recognise.scan_body import has_directions, nonlinear_operator
 from linexport.recognise.sizes import parse
 from linexport.recognise.stateful_region import Regions, is_analytic
 from linexport.recognise.tokens import delayed_tokens

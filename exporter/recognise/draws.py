@@ -1,12 +1,39 @@
-"""Random values with which a recurrence stays finite, made of normal ones."""
+"""Random values with which a recurrence stays finite, made of normal ones.
+
+Inputs that are bounded in the example of a model are drawn within their bounds: what a decay beyond
+1, or the logarithm of a negative number, makes of the original says nothing of a rewrite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
 Draw = Callable[[np.ndarray], np.ndarray]
+
+Bounds = Mapping[str, tuple[float, float]]
+"""The least and the largest value of inputs, by name."""
+
+_BOUNDS: ContextVar[Bounds] = ContextVar("bounds of inputs")
+
+
+@contextmanager
+def within(bounds: Bounds) -> Iterator[None]:
+    """Draw inputs of the graph within these bounds, in proofs of its rewrites."""
+    token = _BOUNDS.set(bounds)
+    try:
+        yield
+    finally:
+        _BOUNDS.reset(token)
+
+
+def bounded(name: str, x: np.ndarray) -> np.ndarray | None:
+    """Return numbers within the bounds of an input; None where it has none."""
+    found = _BOUNDS.get({}).get(name)
+    return None if found is None else found[0] + (found[1] - found[0]) * fraction(x)
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -183,7 +183,8 @@ class WindowReader:
             except NotRunnableError as reason:
                 raise NoWindowError(str(reason)) from None
             except Exception as error:
-                raise NoWindowError(str(error).strip().splitlines()[0]) from None
+                log.info("%s does not run in pieces: %s", end.name, error)
+                raise NoWindowError(f"{end.name} is not computed of pieces of a sequence") from None
             axis = self.sizes.axis(end)
             assert axis is not None
             joined = np.concatenate(parts, axis)

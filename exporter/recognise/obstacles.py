@@ -20,7 +20,12 @@ from linexport.recognise.fourier import wraps_around
 from linexport.recognise.loop_reasons import linear_loop_reason
 from linexport.recognise.nodes import written_size
 from linexport.recognise.rules.kernels import is_long, long_obstacle
-from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read, reads_by_number
+from linexport.recognise.scan_body import (
+    has_directions,
+    nonlinear_operator,
+    nonlinear_read,
+    reads_by_number,
+)
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
@@ -70,6 +75,8 @@ REASONS = {
         "is found where it is a function or a loop of two tensors, or cumulative sums (cumsum, "
         "logcumsumexp)",
     ),
+    "DynamicQuantizeLinear": "takes its scale from the least and the largest value of all tokens "
+    "of {dim}. Quantise with scales that were measured before, or the weights alone",
     "If": "computes tokens of {dim} in one of two bodies; what can be computed in both is fused",
     "Softmax": "divides by a sum over {dim}",
     "Conv": "is a convolution along {dim}, whose weights are the same for all tokens: a causal one "
@@ -89,6 +96,12 @@ READ_OTHERWISE = (
     "is linear in its state, of which {operator} is computed in each step for what it gives: that "
     "takes the state of every token, and stays a loop. What is read of the state by products and "
     "sums (q^T S) may be normalised, or any function of it taken"
+)
+
+
+BACKWARDS = (
+    "runs backwards over tokens: what it gives depends on later ones. A causal model reads its "
+    "tokens forwards, and attention in both directions is a product of matrices without a loop"
 )
 
 
@@ -187,6 +200,8 @@ def _mixes(node: gs.Node, dim: str) -> bool:
 
 def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
     if node.op in ("Scan", "Loop"):
+        if has_directions(node):
+            return BACKWARDS
         if reads_by_number(node):
             return COUNTED
         operator = nonlinear_operator(node)

@@ -9,6 +9,7 @@ sums of large terms. Differences are taken relative to the largest value of the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,11 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 
 from linexport.manifest.matches import ProofRecord
-from linexport.recognise.draws import Draw, falling
+from linexport.recognise.draws import Draw, bounded, falling
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import CHUNKS, Size, parse
+
+log = logging.getLogger(__name__)
 
 LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
 """Tried in this order: no multiple of a chunk first, then what models in chunks may ask for."""
@@ -116,7 +119,8 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
                 expected = before.run(None, fed)[0]
             except Exception as error:
                 # A length this model does not take, for instance no multiple of its chunk.
-                problem = str(error).strip().splitlines()[0]
+                log.info("the original nodes do not run at %s: %s", symbols, error)
+                problem = f"they do not take {size_value(candidate.length, symbols)} tokens"
                 break
             worst = max(worst, _difference(candidate, expected, after, fed, symbols, kind))
         else:
@@ -125,7 +129,11 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
             break
     fixed = candidate.length.known is not None
     if len(sizes) < (1 if fixed else WANTED):
-        raise ProofFailedError(f"the original nodes could not be run on their own: {problem}")
+        raise ProofFailedError(
+            f"the original nodes run at too few lengths to be compared: {problem}, nor others that "
+            "were tried. Where they take whole chunks alone, dynamic_shapes says so, 64 * "
+            'torch.export.Dim("n")'
+        )
     return ProofRecord(tuple(sizes), worst)
 
 
@@ -159,8 +167,10 @@ def _difference(
         got = after.run(None, fed)[0]
     except Exception as error:
         _check_chunks(candidate, expected.shape, symbols)
+        log.info("the fused node does not run at %s: %s", symbols, error)
+        at = ", ".join(f"{name} = {size}" for name, size in symbols.items())
         raise ProofFailedError(
-            f"the fused node fails: {str(error).strip().splitlines()[0]}"
+            f"the operator does not take the shapes that the original nodes take ({at})"
         ) from None
     at = f"on {kind} inputs at {', '.join(f'{k} = {v}' for k, v in symbols.items()) or 'its size'}"
     if got.shape != expected.shape:
@@ -252,6 +262,9 @@ def _draw(
     x = random.standard_normal(shape)
     if tensor.name in candidate.bounded:
         return candidate.bounded[tensor.name](x).astype(dtype)
+    inside = bounded(tensor.name, x)
+    if inside is not None:
+        return inside.astype(dtype)
     if tensor.name in candidate.steady:
         kind = "normal"
     if kind == "orthogonal" and tensor.name in candidate.channels:

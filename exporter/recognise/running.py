@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -12,6 +13,8 @@ import onnxruntime
 from linexport.plugins.ops.registry import attach_functions
 from linexport.recognise.log_sums import with_scans
 from linexport.recognise.sizes import Size
+
+log = logging.getLogger(__name__)
 
 
 class NotRunnableError(Exception):
@@ -54,8 +57,11 @@ def session(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:
+        log.info("nodes that ONNX Runtime does not open on their own: %s", error)
+        kinds = ", ".join(sorted({node.op for node in nodes}))
         raise NotRunnableError(
-            f"it could not be run on its own: {str(error).strip().splitlines()[0]}"
+            f"its nodes ({kinds}) are not a model by themselves, so that nothing can be compared: "
+            "a type or a shape around them is unknown, or an operator is"
         ) from None
 
 

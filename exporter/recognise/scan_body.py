@@ -28,6 +28,12 @@ SUMS = {"Add", "Concat", "Sub", "Sum"}
 PRODUCTS = {"Einsum", "Gemm", "MatMul", "Mul"}
 
 
+def has_directions(node: gs.Node) -> bool:
+    """Return whether a Scan goes backwards along an input or an output."""
+    sides = ("scan_input_directions", "scan_output_directions")
+    return any(any(node.attrs.get(side) or ()) for side in sides)
+
+
 def nonlinear_operator(loop: gs.Node) -> str | None:
     """Return the first operator by which a Scan or Loop is not linear in its state, if any."""
     count = _states(loop)

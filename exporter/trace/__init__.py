@@ -24,6 +24,7 @@ from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.graph.interface import tensor_records
 from linexport.graph.states import State
 from linexport.graph.walk import reached
+from linexport.loaders.bounds import bounds_by_name
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace import scanned_sizes, written_out
@@ -53,6 +54,7 @@ class Traced:
         translated: the program after the exporter's decompositions.
         lines: source lines of the model's author by the names of nodes and values, as far as the
             exporter kept them.
+        bounds: of inputs that are bounded in the example, by name.
         states: those that are inputs and outputs of the graph as it is; of no other are any to be
             exposed.
     """
@@ -64,6 +66,7 @@ class Traced:
     program: torch.export.ExportedProgram | None = None
     translated: torch.export.ExportedProgram | None = None
     lines: Mapping[str, str] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     states: tuple[State, ...] = ()
 
     def line(self, *names: str) -> str | None:
@@ -153,7 +156,9 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
     log.info("traced %d nodes; dynamic dimensions: %s", len(model.graph.node), ranges or "none")
     traced = {name: sizes[name] for name in dims}
     own = step.states if step else ()
-    return Traced(model, found.weights, dims, traced, program, found.program, found.lines, own)
+    bounds = bounds_by_name(loaded, [value.name for value in model.graph.input])
+    given = (model, found.weights, dims, traced, program, found.program)
+    return Traced(*given, found.lines, bounds, own)
 
 
 def plain_export(

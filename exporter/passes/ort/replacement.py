@@ -153,7 +153,8 @@ def _difference(graph: gs.Graph, change: Substitution) -> str:
     except NotRunnableError as error:
         return str(error)
     except Exception as error:
-        return f"it could not be run: {str(error).strip().splitlines()[0]}"
+        logging.getLogger(__name__).info("a replacement does not run: %s", error)
+        return "one of both does not run by itself"
     return ""
 
 

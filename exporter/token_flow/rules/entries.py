@@ -101,6 +101,18 @@ def scaled(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     return [elementwise(a, node.op, [given, *scales])]
 
 
+@rule("DynamicQuantizeLinear")
+def scaled_together(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
+    """Refuse a scale that all tokens of a call decide."""
+    if a.value(node.inputs[0]).spans:
+        raise MixingError(
+            "takes its scale from the least and the largest value of all tokens of a call",
+            "quantise with scales that were measured before (static quantisation), or the weights "
+            "alone",
+        )
+    return [replace(a.stated(t, a.value(node.inputs[0]).faults)) for t in node.outputs]
+
+
 @rule("RandomNormalLike", "RandomUniformLike", "Bernoulli")
 def random(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Refuse what is another number in every call."""
