@@ -228,3 +228,46 @@ def test_a_file_in_float64_keeps_its_precision(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
     [expected] = session.run(None, {"x": x})
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def quantised_twice(path: Path) -> Path:
+    """Weights and tokens in 8 bits, and the output, as files of quantisers are."""
+    numbers = {"step": np.float32(0.05), "zero": np.int8(0), "scales": np.float32(0.01)}
+    nodes = [
+        node("QuantizeLinear", ["x", "step", "zero"], ["x8"]),
+        node("DequantizeLinear", ["x8", "step", "zero"], ["xd"]),
+        node("DequantizeLinear", ["levels", "scales"], ["wq"]),
+        *products("xd"),
+        *attention()[:-1],
+        node("Squeeze", ["y4", "two"], ["sums"]),
+        node("QuantizeLinear", ["sums", "wide", "zero"], ["y8"]),
+        node("DequantizeLinear", ["y8", "wide", "zero"], ["y"]),
+    ]
+    given = {k: v for k, v in WEIGHTS.items() if k != "wq"}
+    levels = LEVELS.astype(np.int8)
+    return file(path, 17, nodes, **given, **numbers, levels=levels, wide=np.float32(4.0))
+
+
+def test_values_between_two_steps_may_go_to_either(tmp_path: Path) -> None:
+    """Sums in another order turn some of a hundred thousand: by one step of the output, no more."""
+    source = quantised_twice(tmp_path / "q.onnx")
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.parity.tolerance.dtype == "int8"
+    errors = [c.max_absolute_error for c in manifest.parity.cases if c.reference == "float32"]
+    assert set(np.round(errors, 3)) <= {0.0, 4.0}
+    again = linexport.validate(manifest.artifact, source=source)
+    assert again.status == "ok" and again.parity.tolerance.dtype == "int8"
+
+
+def test_three_steps_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from linexport.loaders.onnx_file import module
+
+    forward = module.OnnxModule.forward
+
+    def off(self: Any, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(y + 12.0 * (y > 0) for y in forward(self, *args))
+
+    source = quantised_twice(tmp_path / "q.onnx")
+    monkeypatch.setattr(module.OnnxModule, "forward", off)
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.status == "parity_failed"

@@ -32,6 +32,7 @@ from linexport.conversion.streaming import check_streams
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders.onnx_file.module import AS_SPECIFIED
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.file_names import MTP, VISION
 from linexport.parity.extra_outputs import Change, open_changed
@@ -282,6 +283,8 @@ def reopen(
             low_memory=True,
             native=uses_library(manifest),
             execution=execution,
+            # Weights in fewer bits were compared by the kernels that compute them.
+            settings=AS_SPECIFIED if manifest.quantisation is None else None,
         )
 
     def open_tower() -> targets.InferenceSession:

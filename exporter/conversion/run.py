@@ -25,6 +25,7 @@ from linexport.conversion.add_records import (
     with_status,
     with_warnings,
 )
+from linexport.conversion.kernels_by_default import with_kernels_compared
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked, write_predictor
 from linexport.conversion.shared_weights import share_weights
@@ -101,7 +102,9 @@ def run(job: Job) -> Manifest:
             manifest = with_library_checked(
                 manifest, tested, _by_library(job, tested), job.options.seed
             )
-    if _passed(manifest) and _is_counted(job):
+    if _passed(manifest) and _runs_here(job):
+        manifest = with_kernels_compared(manifest, tested, job.model)
+    if _passed(manifest) and _runs_here(job) and not job.options.bench:
         with job.watch.stage("work"):
             given = manifest, tested, original.traced, job.model, job.options.seed
             manifest = with_work_counted(*given)
@@ -127,10 +130,9 @@ def run(job: Job) -> Manifest:
     return with_status(replace(manifest, stages=stages))
 
 
-def _is_counted(job: Job) -> bool:
-    """Return whether work is counted: of what runs here, and is neither measured nor in parts."""
-    named = job.target.name == targets.DEFAULT
-    return named and not job.options.bench and not job.checks.by_layers
+def _runs_here(job: Job) -> bool:
+    """Return whether the artifact is one that the CPU runs, and was compared as a whole."""
+    return job.target.name == targets.DEFAULT and not job.checks.by_layers
 
 
 def _load(job: Job) -> LoadedModel:

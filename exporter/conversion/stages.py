@@ -12,6 +12,7 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.first_run import run_once
 from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders.onnx_file.module import AS_SPECIFIED
 from linexport.loaders.weights import check_finite, named_tensors
 from linexport.manifest import MODEL, ConvertOptions
 from linexport.manifest.file_names import MTP, VISION
@@ -87,9 +88,13 @@ class Job:
         return open_changed(self.model, change, partial(self._opened, native=native))
 
     def _opened(self, model: Path, native: bool) -> targets.InferenceSession:
-        threads = self.options.threads
         return self.target.open(
-            model, threads=threads, taking_turns=True, low_memory=True, native=native
+            model,
+            threads=self.options.threads,
+            taking_turns=True,
+            low_memory=True,
+            native=native,
+            settings=AS_SPECIFIED,
         )
 
     def open_tower(self) -> targets.InferenceSession:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from linexport.manifest.proof import CountRecord, ElementRecord
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.tolerances import ROUNDING, Tolerance
 
 EDGES = np.arange(-12.0, 0.5, 0.5)
 """Bins of the error histogram, in log10 of the error relative to the largest reference."""
@@ -73,10 +73,11 @@ def compare_arrays(
     reason = None
     if apart:
         reason = f"{apart} values are NaN or infinite on one side only"
-    elif not passed and not tolerance.is_half and ROUNDING * rounding > MOST * magnitude:
+    elif not passed and not tolerance.is_half and ROUNDING * rounding > tolerance.most * magnitude:
         reason = (
             f"the original itself loses {rounding / magnitude:.0e} of its largest value to the "
-            f"rounding of float32: at {MOST:g} and more nothing can be told of the artifact"
+            f"rounding of float32: at {tolerance.most:g} and more nothing can be told of the "
+            "artifact"
         )
     return Comparison(
         relative,

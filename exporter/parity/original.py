@@ -130,7 +130,7 @@ def run_reference(
         if is_nothing_else(distance, output, case):
             return []
     if not tolerance.is_half and any(
-        is_mostly_rounding(distance, output)
+        is_mostly_rounding(distance, output, tolerance.most)
         for distance, output in zip(rounding, found[1].outputs, strict=True)
     ):
         found = found[1:]  # float32 says nothing of the artifact, float64 does

@@ -35,7 +35,7 @@ from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.near_ties import ForcedChoices, Run, T
 from linexport.parity.rounding import apart_by_row
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.tolerances import ROUNDING, Tolerance
 from linexport.system.torch_internals.operators import OperatorMode, makes_values
 from linexport.system.torch_internals.trees import pytree
 
@@ -182,12 +182,11 @@ def notes(moved: Sequence[tuple[Case, np.ndarray]], tolerance: Tolerance) -> lis
     case, rows = max(told, key=lambda pair: float(pair[1].max()))
     tokens = sum(len(rows) for _, rows in told)
     others = f", and some in {len(told) - 1} more" if len(told) > 1 else ""
-    cap = "" if tolerance.is_half else f", and by {MOST:.0%} at most"
     return [
         f"Random roundings of {tolerance.dtype} move the original by up to {rows.max():.0e} of its "
         f"largest value at {tokens:,} tokens, on the {case.name} inputs at {case.at}"
         f"{others}, where its own run lost less by chance: each of these may be off by "
-        f"{tolerance.factor:g} times what they move it{cap}."
+        f"{tolerance.factor:g} times what they move it{tolerance.cap}."
     ]
 
 

@@ -30,9 +30,12 @@ def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:
     return case.magnitude != 1 and is_mostly_rounding(distance, output)
 
 
-def is_mostly_rounding(distance: float, output: np.ndarray) -> bool:
-    """The original loses so much that its float32 output says nothing of another."""
-    return ROUNDING * distance > MOST * largest(output)
+def is_mostly_rounding(distance: float, output: np.ndarray, most: float = MOST) -> bool:
+    """The original loses so much that its float32 output says nothing of another.
+
+    ``most`` is the share of the largest value that it may lose, see ``Tolerance.most``.
+    """
+    return ROUNDING * distance > most * largest(output)
 
 
 def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) -> str | None:
@@ -47,6 +50,6 @@ def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) 
         "nothing is compared."
         if is_nothing_else(distance, output, case)
         else f"it is compared in float64 only, within {MOST:.0%}."
-        if is_mostly_rounding(distance, output)
-        else f"the artifact may be off by {ROUNDING:g} times that, and by {MOST:.0%} at most."
+        if is_mostly_rounding(distance, output, tolerance.most)
+        else f"the artifact may be off by {tolerance.factor:g} times that{tolerance.cap}."
     )

@@ -28,6 +28,11 @@ that is. From the original in half precision it may be off by both distances tog
 
 A model that computes a part of itself in half precision, and gives float32, is compared as it is,
 within the limits of that precision: both programs round there, each to its own side.
+
+A model that quantises values is compared as one in float32. But rounding moves a value that lies
+between two steps by a whole one, which may be any share of the largest output: an artifact may be
+off by twice what that moves the original, however large it is. Where the original's own run in
+float64 turned no such value, inputs that are moved by several roundings tell what turns.
 """
 
 from __future__ import annotations
@@ -68,12 +73,19 @@ class Tolerance:
     @property
     def factor(self) -> float:
         """Times that loss the artifact may be off."""
+        if self.dtype == STEPS:
+            return 2.0
         return HALF_ROUNDING if self.is_half else ROUNDING
 
     @property
     def most(self) -> float:
         """Share of the largest value beyond which that loss excuses nothing."""
-        return math.inf if self.is_half else MOST
+        return math.inf if self.is_half or self.dtype == STEPS else MOST
+
+    @property
+    def cap(self) -> str:
+        """What a note says of ``most``; nothing where there is none."""
+        return f", and by {self.most:.0%} at most" if math.isfinite(self.most) else ""
 
     @property
     def spread(self) -> float:
@@ -125,6 +137,9 @@ HALF_ROUNDING = 1.25
 programs that round alike are equally far off but for chance, of which the largest error has some.
 """
 
+STEPS = "int8"
+"""The dtype inside of models that quantise values, to whatever integers."""
+
 TOLERANCES = {
     "float32": Tolerance(
         "float32",
@@ -133,6 +148,12 @@ TOLERANCES = {
         "Sums are taken in another order: rounding of 6e-8 a term grows to about 2e-5 over 1e5 "
         "terms; twice that is allowed, relative to the largest output. A wrong epsilon, mask or "
         "chunk border gives 1e-3 and more.",
+    ),
+    STEPS: Tolerance(
+        STEPS,
+        5e-5,
+        1e-6,
+        "As in float32; a value between two steps of its quantisation may go to either.",
     ),
     "float16": Tolerance(
         "float16",
@@ -150,7 +171,9 @@ TOLERANCES = {
 
 
 def coarsest_inside(graph: onnx.GraphProto) -> str:
-    """Return the coarsest floating-point dtype of the values in a graph."""
+    """Return the coarsest floating-point dtype of the values in a graph, or ``STEPS``."""
+    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
+        return STEPS
     values = [*graph.input, *graph.output, *graph.value_info]
     kinds = {value.type.tensor_type.elem_type for value in values}
     kinds |= {tensor.data_type for tensor in graph.initializer}

@@ -43,8 +43,8 @@ def file(folder: Path, branch: bool = False) -> Path:
     return folder / "m.onnx"
 
 
-def far(path: Path, args: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
-    return [np.ones((len(args[0]), 8), np.float32) * 77]
+def far(path: Path, fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"y": np.ones((len(fed["x"]), 8), np.float32) * 77}
 
 
 def test_the_reference_computes_what_the_operators_say(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_the_reference_computes_what_the_operators_say(tmp_path: Path) -> None:
 
 
 def test_a_distance_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer_kernels, "_run", far)
+    monkeypatch.setattr(integer_kernels, "run_by_default", far)
     [warning] = load_model(file(tmp_path)).warnings
     assert "integer kernels" in warning and "session.disable_quant_qdq = 1" in warning
 
 
 def test_equal_values_are_not_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file(tmp_path)
-    monkeypatch.setattr(integer_kernels, "_run", lambda path, args: [])
+    monkeypatch.setattr(integer_kernels, "run_by_default", lambda path, fed: {})
     assert load_model(path).warnings == ()
 
 
@@ -74,5 +74,5 @@ def test_a_file_with_bodies_is_not_opened_with_integer_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime may end the process there."""
-    monkeypatch.setattr(integer_kernels, "_run", far)
+    monkeypatch.setattr(integer_kernels, "run_by_default", far)
     assert load_model(file(tmp_path, branch=True)).warnings == ()

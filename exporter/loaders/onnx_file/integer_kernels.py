@@ -9,7 +9,7 @@ conversion is compared with what the operators say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import onnxruntime
 import torch
 
 from linexport.graph.walk import all_nodes, subgraphs
+from linexport.loaders.onnx_file.dynamic_shapes import inputs
 from linexport.loaders.onnx_file.module import OnnxModule
 
 WORTH_SAYING = 1e-3
@@ -35,35 +36,51 @@ def integer_kernels(
         module: runs it as it says.
         args: example inputs.
     """
-    nodes = list(all_nodes(model))
+    distance = distance_by_default(path, model, module, args)
+    if distance > WORTH_SAYING:
+        yield (
+            "ONNX Runtime computes this file by integer kernels that round or saturate: on the "
+            f"example inputs its outputs are {distance:.0e} of the largest value away from what "
+            "the operators say. The artifact is compared with what they say, which ONNX Runtime "
+            "computes with the session option session.disable_quant_qdq = 1."
+        )
+
+
+def distance_by_default(
+    path: Path, model: onnx.ModelProto, module: OnnxModule, args: Sequence[torch.Tensor]
+) -> float:
+    """Return how far a file, opened as most programs do, is from what it says; 0 if unknown.
+
+    Arguments are those of ``integer_kernels``.
+    """
     # A dequantised value that is read inside of a body may end the process, see ``shield_bodies``.
-    if any(node.op_type == "QuantizeLinear" for node in nodes) and not any(
-        body for node in nodes for body in subgraphs(node)
-    ):
-        distance = max(map(_distance, module(*args), _run(path, args)), default=0.0)
-        if distance > WORTH_SAYING:
-            yield (
-                "ONNX Runtime computes this file by integer kernels that round or saturate: on "
-                f"the example inputs its outputs are {distance:.0e} of the largest value away from "
-                "what the operators say. The artifact is compared with what they say, which ONNX "
-                "Runtime computes with the session option session.disable_quant_qdq = 1."
-            )
+    bodies = any(body for node in all_nodes(model) for body in subgraphs(node))
+    if not quantises(model) or bodies:
+        return 0.0
+    names = [value.name for value in inputs(model)]
+    found = run_by_default(path, dict(zip(names, (x.numpy() for x in args), strict=True)))
+    return max(map(distance, module(*args), found.values()), default=0.0)
 
 
-def _run(path: Path, args: Sequence[torch.Tensor]) -> list[np.ndarray]:
+def quantises(model: onnx.ModelProto) -> bool:
+    """Return whether values are quantised in a graph, and not weights alone."""
+    return any(node.op_type == "QuantizeLinear" for node in all_nodes(model))
+
+
+def run_by_default(path: Path, fed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the outputs of a file that is opened with the default options; none if that fails."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-        names = (given.name for given in session.get_inputs())
-        found = session.run(None, dict(zip(names, (x.numpy() for x in args), strict=True)))
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(None, dict(fed)), strict=True))
     except Exception:  # ONNX Runtime has no common error; the module says what it runs
-        return []
-    return list(found)
+        return {}
 
 
-def _distance(specified: torch.Tensor, computed: np.ndarray) -> float:
+def distance(specified: torch.Tensor, computed: np.ndarray) -> float:
+    """Return the largest difference of an output, relative to its largest value."""
     exact = specified.numpy().astype(np.float64)
     largest = np.abs(exact).max(initial=0.0)
     return float(np.abs(computed - exact).max(initial=0.0) / largest) if largest else 0.0

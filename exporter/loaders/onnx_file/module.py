@@ -27,9 +27,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"tensor({kind})": np.dtype(kind) for kind in ("uint8", "uint16", "uint32", "uint64")},
 }
 
-SPECIFIED = "session.disable_quant_qdq"
-"""Computes quantised operators as they are specified; integer kernels may round and saturate
-otherwise."""
+AS_SPECIFIED = {"session.disable_quant_qdq": "1"}
+"""Settings of ONNX Runtime by which quantised operators are computed as they are specified; integer
+kernels may round and saturate otherwise."""
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -81,7 +81,8 @@ class OnnxModule(torch.nn.Module):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_session_config_entry(SPECIFIED, "1")
+        for name, value in AS_SPECIFIED.items():
+            options.add_session_config_entry(name, value)
         if isinstance(model, bytes):
             options.add_session_config_entry(FOLDER, str(self.path.parent))
         self.session = onnxruntime.InferenceSession(
