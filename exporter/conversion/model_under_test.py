@@ -57,6 +57,7 @@ def model_under_test(
         vision=manifest.vision,
         open_tower=open_tower,
         open_changed=open_changed,
+        packed=manifest.packed is not None,
         reaches=manifest.token_flow.reaches if manifest.token_flow else (),
     )
 

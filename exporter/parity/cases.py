@@ -29,6 +29,9 @@ BATCHES = (1, 3)
 MAGNITUDES = {"large": 1e2, "tiny": 1e-3, "zeros": 0.0}
 """Cases of floating inputs that are not of unit variance, with the factor on them."""
 
+SIDE_BY_SIDE = "sequences side by side"
+"""Name of cases whose sequences have lengths of their own, and no padding."""
+
 EXCLUDES = -1e4
 """The least that is added to scores to exclude them from a softmax; float16 has it."""
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from linexport.manifest.proof import (
 from linexport.manifest.records import VisionRecord
 from linexport.parity import coarse_operators, padding, random_rounding
 from linexport.parity.cases import (
+    SIDE_BY_SIDE,
     USUAL,
     Case,
     ChosenSizes,
@@ -52,6 +54,9 @@ from linexport.system import memory
 from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.targets.providers import CPU_ONLY, Execution
+
+LONGEST_OF_MANY = 1024
+"""Tokens of a sequence beside others, at the most."""
 
 NOT_FINITE = "The original gives NaN or infinite values alone on random tokens."
 """Reason of a language model."""
@@ -96,6 +101,7 @@ class ModelUnderTest:
         open_tower: opens that.
         execution: the execution provider that the model is opened on.
         open_changed: opens it with its graph changed; None where it has none, as an engine.
+        packed: it takes sequences of their own lengths side by side, as a ``PackedSession`` does.
         reaches: how many tokens behind its own each of its nodes looks that stores so many.
     """
 
@@ -114,6 +120,7 @@ class ModelUnderTest:
     open_tower: Callable[[], InferenceSession] | None = None
     execution: Execution = CPU_ONLY
     open_changed: OpenChanged | None = None
+    packed: bool = False
     reaches: Sequence[int] = ()
 
     @property
@@ -218,6 +225,8 @@ def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     for case, expected in outputs:
         _run_case(tested, session, parity, case, expected)
         memory.trim_memory()
+    if tested.packed:
+        _run_side_by_side(tested, session, parity, outputs)
     require_compared(tested.output_names, {c.output for c in parity.cases}, parity.notes)
     parity.notes.extend(notes(parity.ties))
     return parity
@@ -401,6 +410,36 @@ def _run_case(
 
 def _is_finite(outputs: Mapping[str, np.ndarray]) -> bool:
     return all(bool(np.isfinite(x).all()) for x in outputs.values() if x.dtype.kind == "f")
+
+
+def _run_side_by_side(
+    tested: ModelUnderTest,
+    session: Any,
+    parity: Parity,
+    outputs: Sequence[tuple[Case, list[ReferenceOutput]]],
+) -> None:
+    """Compare sequences of several lengths in one call with the original of each alone."""
+    alone = [
+        (replace(case, name=SIDE_BY_SIDE), expected)
+        for case, expected in outputs
+        if tested.batch(case.sizes) == 1 and max(case.sizes.values()) <= LONGEST_OF_MANY
+    ]
+    given = [
+        {
+            **feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names),
+            **tested.initial_state(1),
+        }
+        for case, _ in alone
+    ]
+    got, failure = [None] * len(alone), None
+    try:
+        got = session.run_sequences(given) if given else []
+    except Exception as error:
+        failure = str(error).splitlines()[0]
+    for (case, expected), own in zip(alone, got, strict=True):
+        for record, counts in _compared(tested, case, expected, own, failure):
+            parity.cases.append(record)
+            parity.counts += counts
 
 
 def _with_coarse_operators(

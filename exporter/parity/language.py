@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity import random_rounding
 from linexport.parity.alone import choices_by_row, run_alone, run_batch
-from linexport.parity.cases import Case
+from linexport.parity.cases import SIDE_BY_SIDE, Case
 from linexport.parity.check import (
     NOT_FINITE,
     ModelUnderTest,
@@ -123,7 +124,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     continued = bool(tested.states)
     behind = tested.behind_at_once
     behind = behind if 4 * behind * language.vocabulary <= LOGITS else 0
-    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued, behind)
+    planned = partial(plan_prompts, behind=behind, packed=tested.packed)
+    trials = planned(tested.dims, language.context, seed, tested.chosen, continued)
     original = _Original(tested.loaded, torch.float32)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     expected = [original.run_reference(prompt) for prompt in prompts]
@@ -463,6 +465,25 @@ class _Artifact:
             mask = np.concatenate([mask, np.ones_like(chosen)], 1)
         return _Written(Prompt(tokens, mask), length)
 
+    def run(self, prompt: Prompt, trial: Trial) -> np.ndarray:
+        """Return logits (tokens, vocabulary) of what is not padding, fed as the trial says."""
+        if trial.padding == SIDE_BY_SIDE:
+            return self._side_by_side(prompt)
+        return prompt.real(self.in_pieces(prompt, trial.pieces))
+
+    def _side_by_side(self, prompt: Prompt) -> np.ndarray:
+        """Return logits of rows in one call, in which they have lengths of their own."""
+        session: Any = self.session
+        given = [
+            {
+                **self.tested.complete(row.part(0, row.tokens.shape[1])),
+                **self.tested.initial_state(1),
+            }
+            for row in prompt.rows()
+        ]
+        name = self.tested.output_names[0]
+        return np.concatenate([found[name][0] for found in session.run_sequences(given)])
+
     def in_pieces(self, prompt: Prompt, pieces: Sequence[int]) -> np.ndarray:
         """Return logits (B, T, vocabulary) of a prompt that is fed in pieces of these lengths."""
         state = self.tested.initial_state(prompt.tokens.shape[0])
@@ -495,7 +516,7 @@ class _Check:
         prompt = trial.prompt(language.vocabulary)
         reason = None
         try:
-            got = prompt.real(self.artifact.in_pieces(prompt, trial.pieces))
+            got = self.artifact.run(prompt, trial)
         except Exception as error:
             got = np.zeros((0,), np.float32)
             reason = f"the artifact fails at this size: {str(error).splitlines()[0]}"

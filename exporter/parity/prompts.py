@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linexport.graph.dims import DimRange
-from linexport.parity.cases import USUAL, Case, ChosenSizes
+from linexport.parity.cases import SIDE_BY_SIDE, USUAL, Case, ChosenSizes
 from linexport.system import memory
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
@@ -99,6 +99,7 @@ def plan_prompts(
     chosen: ChosenSizes = USUAL,
     continued: bool = True,
     behind: int = 0,
+    packed: bool = False,
 ) -> list[Trial]:
     """Return every case.
 
@@ -109,9 +110,10 @@ def plan_prompts(
         chosen: lengths and batches of the whole sequences, in place of the usual ones.
         continued: whether sequences can be fed in pieces.
         behind: a length at which constants that reach back have done so, 0 without any.
+        packed: whether rows can be fed side by side.
     """
     pieces = _continued(context, seed) if continued else ()
-    whole = list(_whole(dims, context, seed, chosen))
+    whole = list(_whole(dims, context, seed, chosen, packed))
     fits = dims[SEQUENCE].allows(behind) and behind <= (behind if context is None else context)
     if fits and not chosen.lengths and behind > max(t.case.sizes[SEQUENCE] for t in whole):
         sizes = {BATCH: dims[BATCH].nearest(1), SEQUENCE: behind}
@@ -130,20 +132,28 @@ def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: in
     for row in range(batch if padding != NONE else 0):
         padded = (length - 1) * row // (batch - 1) if batch > 1 else length // 2
         mask[row, :padded] = 0
-        right = round(padded * PADDINGS[padding])
+        right = round(padded * PADDINGS.get(padding, 0.0))
         tokens[row], mask[row] = np.roll(tokens[row], -right), np.roll(mask[row], -right)
     return Prompt(tokens.astype(np.int64), mask)
 
 
 def _whole(
-    dims: Mapping[str, DimRange], context: int | None, seed: int, chosen: ChosenSizes
+    dims: Mapping[str, DimRange],
+    context: int | None,
+    seed: int,
+    chosen: ChosenSizes,
+    packed: bool,
 ) -> Iterator[Trial]:
-    """Whole sequences in one call: without padding, and in a batch with padding on each side."""
+    """Whole sequences in one call: without padding, and in a batch with padding on each side.
+
+    The rows of such a batch are also fed side by side, where they can be.
+    """
+    paddings = (*PADDINGS, *([SIDE_BY_SIDE] if packed else []))
     wanted = chosen.lengths or LENGTHS
     lengths = [n for n in wanted if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
     first, *_, last = chosen.batches * 2 or (1, PADDED_BATCH)
     for number, length in enumerate(lengths or [dims[SEQUENCE].nearest(1)]):
-        batches = [(padding, last) for padding in (PADDINGS if length > 1 else (NONE,))]
+        batches = [(padding, last) for padding in (paddings if length > 1 else (NONE,))]
         for padding, batch in [(NONE, first), *batches]:
             found = {BATCH: dims[BATCH].nearest(batch), SEQUENCE: length}
             drawn = seed + 2 * number + (padding != NONE)

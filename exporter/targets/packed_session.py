@@ -7,7 +7,7 @@ Inputs among which there is ``cu_seqlens`` are side by side already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,24 @@ class PackedSession:
     def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
         """See ``OutputWriter``; the outputs that have arrays are states."""
         return self._called(lambda given: self._session.run_into(given, arrays), inputs)
+
+    def run_sequences(self, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the outputs of sequences of any lengths, computed side by side in one call.
+
+        Args:
+            given: inputs of each, states among them, as for a batch of one.
+        """
+        first = next(name for name in given[0] if name in self._axes)
+        lengths = [one[first].shape[self._axes[first]] for one in given]
+        ends = np.cumsum([0, *lengths])
+        fed = {
+            name: np.concatenate([one[name] for one in given], self._axes.get(name, 0))
+            for name in given[0]
+        }
+        outputs = self._session.run({**fed, ENDS: ends.astype(np.int32)})
+        cuts = {n: ends[1:-1] if n in self._axes else len(given) for n in outputs}
+        parts = {n: np.split(x, cuts[n], self._axes.get(n, 0)) for n, x in outputs.items()}
+        return [{n: part[row] for n, part in parts.items()} for row in range(len(given))]
 
     def _called(
         self, call: Callable[[Mapping[str, Any]], dict[str, Any]], inputs: Mapping[str, Any]
