@@ -48,6 +48,7 @@ from linexport.parity.near_ties import NearTies, decide, notes
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds, run_deciding
 from linexport.parity.rounding import apart, is_nothing_else
+from linexport.parity.side_by_side import run_side_by_side
 from linexport.parity.splits import BEHIND, LONGEST_CALL
 from linexport.parity.tolerances import STEPS, TOLERANCES, Tolerance
 from linexport.system import memory
@@ -418,22 +419,22 @@ def _run_side_by_side(
     parity: Parity,
     outputs: Sequence[tuple[Case, list[ReferenceOutput]]],
 ) -> None:
-    """Compare sequences of several lengths in one call with the original of each alone."""
+    """Compare sequences of several lengths in a call with the original of each alone."""
     alone = [
         (replace(case, name=SIDE_BY_SIDE), expected)
         for case, expected in outputs
         if tested.batch(case.sizes) == 1 and max(case.sizes.values()) <= LONGEST_OF_MANY
     ]
     given = [
-        {
-            **feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names),
-            **tested.initial_state(1),
-        }
+        feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names)
         for case, _ in alone
     ]
-    got, failure = [None] * len(alone), None
+    first = sequence(tested.dims)
+    unit = tested.dims[first].multiple if first else 1
+    got: Sequence[dict[str, np.ndarray] | None] = [None] * len(alone)
+    failure = None
     try:
-        got = session.run_sequences(given) if given else []
+        got = run_side_by_side(session, tested.states, given, unit)
     except Exception as error:
         failure = str(error).splitlines()[0]
     for (case, expected), own in zip(alone, got, strict=True):

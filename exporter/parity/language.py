@@ -58,6 +58,7 @@ from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_
 from linexport.parity.random_rounding import rounding_of_rows
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart, apart_by_row
+from linexport.parity.side_by_side import run_side_by_side
 from linexport.parity.tolerances import MOST, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -472,17 +473,12 @@ class _Artifact:
         return prompt.real(self.in_pieces(prompt, trial.pieces))
 
     def _side_by_side(self, prompt: Prompt) -> np.ndarray:
-        """Return logits of rows in one call, in which they have lengths of their own."""
+        """Return logits of rows that have lengths of their own in a call."""
         session: Any = self.session
-        given = [
-            {
-                **self.tested.complete(row.part(0, row.tokens.shape[1])),
-                **self.tested.initial_state(1),
-            }
-            for row in prompt.rows()
-        ]
-        name = self.tested.output_names[0]
-        return np.concatenate([found[name][0] for found in session.run_sequences(given)])
+        given = [self.tested.complete(row.part(0, row.tokens.shape[1])) for row in prompt.rows()]
+        unit, name = self.tested.dims[SEQUENCE].multiple, self.tested.output_names[0]
+        found = run_side_by_side(session, self.tested.states, given, unit)
+        return np.concatenate([outputs[name][0] for outputs in found])
 
     def in_pieces(self, prompt: Prompt, pieces: Sequence[int]) -> np.ndarray:
         """Return logits (B, T, vocabulary) of a prompt that is fed in pieces of these lengths."""

@@ -32,6 +32,7 @@ class PackedSession:
     Attributes:
         inner, native, placement: those of the session.
         hold, empty, array, close: likewise.
+        axes: that of the tokens, by input and output that has one.
     """
 
     def __init__(self, session: OrtSession) -> None:
@@ -40,7 +41,7 @@ class PackedSession:
         self.hold, self.empty, self.array = session.hold, session.empty, session.array
         self.close = session.close
         infos = (*self.inner.get_inputs(), *self.inner.get_outputs())
-        self._axes = {i.name: i.shape.index(TOKENS) for i in infos if TOKENS in i.shape}
+        self.axes = {i.name: i.shape.index(TOKENS) for i in infos if TOKENS in i.shape}
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """See ``InferenceSession``."""
@@ -50,22 +51,27 @@ class PackedSession:
         """See ``OutputWriter``; the outputs that have arrays are states."""
         return self._called(lambda given: self._session.run_into(given, arrays), inputs)
 
+    def length(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of tokens of inputs."""
+        name = next(name for name in inputs if name in self.axes)
+        return int(inputs[name].shape[self.axes[name]])
+
     def run_sequences(self, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the outputs of sequences of any lengths, computed side by side in one call.
 
         Args:
             given: inputs of each, states among them, as for a batch of one.
         """
-        first = next(name for name in given[0] if name in self._axes)
-        lengths = [one[first].shape[self._axes[first]] for one in given]
-        ends = np.cumsum([0, *lengths])
+        if not given:
+            return []
+        ends = np.cumsum([0, *map(self.length, given)])
         fed = {
-            name: np.concatenate([one[name] for one in given], self._axes.get(name, 0))
+            name: np.concatenate([one[name] for one in given], self.axes.get(name, 0))
             for name in given[0]
         }
         outputs = self._session.run({**fed, ENDS: ends.astype(np.int32)})
-        cuts = {n: ends[1:-1] if n in self._axes else len(given) for n in outputs}
-        parts = {n: np.split(x, cuts[n], self._axes.get(n, 0)) for n, x in outputs.items()}
+        cuts = {n: ends[1:-1] if n in self.axes else len(given) for n in outputs}
+        parts = {n: np.split(x, cuts[n], self.axes.get(n, 0)) for n, x in outputs.items()}
         return [{n: part[row] for n, part in parts.items()} for row in range(len(given))]
 
     def _called(
@@ -73,23 +79,23 @@ class PackedSession:
     ) -> dict[str, Any]:
         if ENDS in inputs:
             return call(inputs)
-        rows = {name: np.asarray(x) for name, x in inputs.items() if name in self._axes}
+        rows = {name: np.asarray(x) for name, x in inputs.items() if name in self.axes}
         name, first = next(iter(rows.items()))
-        batch, length = first.shape[0], first.shape[self._axes[name]]
+        batch, length = first.shape[0], first.shape[self.axes[name]]
         ends = np.arange(batch + 1, dtype=np.int32) * length
         outputs = call({**inputs, **{n: self._joined(n, x) for n, x in rows.items()}, ENDS: ends})
         return {n: self._split(n, x, batch) for n, x in outputs.items()}
 
     def _joined(self, name: str, rows: np.ndarray) -> np.ndarray:
-        axis = self._axes[name]
+        axis = self.axes[name]
         first = np.moveaxis(rows, axis, 1)
         joined = first.reshape(1, -1, *first.shape[2:])
         return np.ascontiguousarray(np.moveaxis(joined, 1, axis))
 
     def _split(self, name: str, values: Any, batch: int) -> Any:
-        if name not in self._axes:
+        if name not in self.axes:
             return values
-        axis = self._axes[name]
+        axis = self.axes[name]
         first = np.moveaxis(values, axis, 1)
         rows = first.reshape(batch, first.shape[1] // batch, *first.shape[2:])
         return np.moveaxis(rows, 1, axis)
