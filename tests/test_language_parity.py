@@ -77,6 +77,7 @@ def check(
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
     tested: Any = SimpleNamespace(
+        packed=False,
         loaded=SimpleNamespace(
             module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None
         ),

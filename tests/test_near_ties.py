@@ -99,6 +99,7 @@ def checked(margin: float, by: float, error: float = 0.0) -> parity.Parity:
         return OrtSession(copy.SerializeToString(), 1)
 
     tested: Any = SimpleNamespace(
+        packed=False,
         loaded=SimpleNamespace(
             module=module, language=LanguageFacts(VOCABULARY, 100, ()), vision=None
         ),

@@ -192,6 +192,7 @@ def checked(original: nn.Module, artifact: nn.Module, seed: int = 0) -> parity.P
             return {"logits": artifact(*tensors).numpy()}
 
     tested: Any = SimpleNamespace(
+        packed=False,
         loaded=SimpleNamespace(
             module=original, language=LanguageFacts(VOCABULARY, None, (), "base"), vision=None
         ),
@@ -298,6 +299,7 @@ def test_two_runs_may_differ_where_the_original_was_right_by_chance(
     x = next(filter(is_off, (torch.randn(2, 150, 2, generator=seed) for seed in seeds)))
     monkeypatch.setattr(own_rounding, "draw_inputs", lambda *_: ((x,), {}))
     tested: Any = SimpleNamespace(
+        packed=False,
         loaded=SimpleNamespace(module=module),
         input_shapes=(),
         output_names=("y",),

@@ -115,7 +115,8 @@ def _lifted(program: ExportedProgram, buffers: tuple[Buffer, ...]) -> ExportedPr
         (OutputSpec(OutputKind.USER_OUTPUT, written[n][0].arg, None), written[n][1]) for n in order
     ]
     output.args = (tuple(x for _, x in (*own, *rest)),)
-    pasts = {state.past: program.state_dict[names[state.past]] for state in states_of(buffers)}
+    stored = {**program.state_dict, **program.constants}
+    pasts = {state.past: stored[names[state.past]] for state in states_of(buffers)}
     args, kwargs = program.example_inputs or ((), {})
     examples = (args, {**kwargs, **pasts})
     call = program.module_call_graph[0].signature

@@ -67,6 +67,7 @@ class CountReader:
         self._positions, self._imports = of_positions(graph), imports_of(graph)
         self._place = {id(node): i for i, node in enumerate(graph.nodes)}
         self._outputs = {id(t) for t in graph.outputs}
+        self._held = self._of_states()
 
     def read(self) -> list[Counted]:
         """Return the values that sum over positions and are read with tokens."""
@@ -87,7 +88,7 @@ class CountReader:
         if tensor.name in found or tensor.name not in self._positions:
             return
         nodes = self._behind(tensor)
-        if not any(map(self._mixes, nodes)):
+        if not any(map(self._mixes, nodes)) or any(map(self._counts_rows, nodes)):
             return
         found[tensor.name] = None
         if self.sizes.axis(tensor) is not None:
@@ -100,6 +101,29 @@ class CountReader:
         """Return whether a node may give a position what is of others."""
         sizes = (size for t in node.inputs for size in stated_sizes(t) or ())
         return node.op not in EACH_ALONE and any(self.sizes.symbol in symbols_in(s) for s in sizes)
+
+    def _of_states(self) -> set[str]:
+        """Return the names of values that are computed of inputs without an axis of the tokens."""
+        found = {
+            given.name
+            for given in self.graph.inputs
+            if not any(self.sizes.symbol in symbols_in(s) for s in stated_sizes(given) or ())
+        }
+        for node in self.graph.nodes:
+            if any(t.name in found for t in node.inputs):
+                found |= {t.name for t in node.outputs}
+        return found
+
+    def _counts_rows(self, node: gs.Node) -> bool:
+        """Return whether a node reads how many tokens there are with the rows of a state.
+
+        Such a number says where a row is in this call, not in the sequence.
+        """
+        if node.op not in SIZES_ONLY or node.inputs[0].name not in self._held:
+            return False
+        sizes = stated_sizes(node.inputs[0]) or ()
+        mixed = any(self.sizes.symbol in symbols_in(size) for size in sizes)
+        return mixed and self.sizes.axis(node.inputs[0]) is None
 
     def _behind(self, tensor: gs.Tensor) -> list[gs.Node]:
         """Return the nodes that compute a value of sizes, in order."""
@@ -118,8 +142,8 @@ class CountReader:
         if any(stated_sizes(t) is None or t.dtype is None for t in given):
             return None
         made = list[np.ndarray]()
-        for length in (2 * reach + 9, 3 * reach + 20):
-            symbols = self.sizes.at(length, given)
+        for length, other in ((2 * reach + 9, 2), (3 * reach + 20, 2), (2 * reach + 9, 3)):
+            symbols = self.sizes.at(length, given, other)
             try:
                 shapes = [shape_at(t, symbols) for t in given]
                 run = session(given, nodes, tensor, self._imports)
@@ -137,7 +161,10 @@ class CountReader:
                 return None
             if made[-1].shape[axis] != tokens:
                 return None  # a table that ends
-        return _counted(tensor, axis, *made, most=reach + 2)
+        short, long, varied = made
+        if not np.array_equal(varied[tuple(map(slice, short.shape))], short):
+            return None  # it depends on another size, such as how many rows a state has
+        return _counted(tensor, axis, short, long, reach + 2)
 
 
 def _counted(

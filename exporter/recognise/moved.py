@@ -141,10 +141,16 @@ class TokenSizes:
         """Return whether an axis of a tensor has another number of tokens."""
         return any(self.excess(size) for size in stated_sizes(tensor) or ())
 
-    def at(self, length: int, tensors: Sequence[gs.Tensor]) -> dict[str, int]:
-        """Return a number for each symbol in the sizes of tensors, for so many tokens or more."""
+    def at(self, length: int, tensors: Sequence[gs.Tensor], other: int = 2) -> dict[str, int]:
+        """Return a number for each symbol in the sizes of tensors.
+
+        Args:
+            length: tokens, at the least.
+            tensors: those whose sizes have the symbols.
+            other: the number for symbols that are not tokens.
+        """
         names = {n for t in tensors for size in stated_sizes(t) or () for n in symbols_in(size)}
-        return {**dict.fromkeys(sorted(names), 2), self.symbol: -(-length // self.unit)}
+        return {**dict.fromkeys(sorted(names), other), self.symbol: -(-length // self.unit)}
 
 
 def of_positions(graph: gs.Graph) -> set[str]:

@@ -166,12 +166,10 @@ class TokenValue:
         """Return its elements as linear in indices, if they are."""
         if self.form is not None or self.numbers is None:
             return self.form
-        numbers, rank = self.numbers.copy(), self.numbers.ndim
-        flat: Any = numbers.flat  # of objects
-        for place, number in enumerate(flat):
-            flat[place] = whole(number)
-        if not numbers.size or any(n is None for n in numbers.flat):
+        known = [n for n in map(whole, self.numbers.flat) if n is not None]
+        if not known or len(known) < self.numbers.size:
             return None
+        numbers, rank = lengths(known).reshape(self.numbers.shape), self.numbers.ndim
         origin = (0,) * rank
         steps = [
             numbers[(*origin[:axis], 1, *origin[axis + 1 :])] - numbers[origin]
