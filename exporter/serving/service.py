@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from linexport.artifact.encoder import TooManyTokensError
 from linexport.artifact.language_interface import language_interface
-from linexport.artifact.tokenizer import TooManyTokensError
 from linexport.errors import LinexportError, UsageError
 from linexport.serving.computing import Computing, TextEvents
 from linexport.serving.language import Language, OpenedFolder

@@ -15,6 +15,7 @@ are written out, and those that quantise are left in float32, between casts:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -124,7 +125,7 @@ class _Nodes(list[onnx.NodeProto]):
     def __init__(self, node: onnx.NodeProto) -> None:
         self.output = node.output[0]
 
-    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: object) -> str:
+    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         name = output or f"{self.output}/wide_{len(self)}"
         self.append(helper.make_node(op, inputs, [name], **attributes))
         return name

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from json.decoder import scanstring
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,9 @@ LONGEST_NUMBER = 400
 
 AT_ONCE = 2**15
 """Characters of a list of numbers that are read at once."""
+
+_TEXTS = json.JSONDecoder()
+"""Reads one text, from its first quotation mark."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -126,7 +128,7 @@ class JsonReader:
         """Read a text."""
         self._spend()
         try:
-            text, self._at = scanstring(self._text, self._at + 1)
+            text, self._at = _TEXTS.raw_decode(self._text, self._at)
         except json.JSONDecodeError as error:
             raise JsonError("a text is damaged, or does not end", error.pos) from None
         found: str = text
