@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import linexport
 from linexport import passes
 from linexport.loaders.factory import load_module
-from linexport.loaders.first_run import uncompiled
+from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,7 +97,7 @@ def inputs(sign: float) -> dict[str, np.ndarray]:
 
 
 def error(module: nn.Module, feeds: dict[str, np.ndarray], got: np.ndarray) -> float:
-    with torch.no_grad(), uncompiled():
+    with torch.no_grad(), control_flow_as_it_is():
         want = module.double()(*(torch.from_numpy(x).double() for x in feeds.values())).numpy()
     return float(np.abs(got - want).max() / np.abs(want).max())
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
 import linexport
 from linexport import passes
 from linexport.loaders import load_model
 from linexport.plugins.ops.registry import attach_functions
+from linexport.system.torch_internals.trees import pytree
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -84,7 +84,7 @@ class Tolerance:
 
     @property
     def cap(self) -> str:
-        """What a note says of ``most``; nothing where there is none."""
+        """The words of a note for ``most``; none where there is no such share."""
         return f", and by {self.most:.0%} at most" if math.isfinite(self.most) else ""
 
     @property

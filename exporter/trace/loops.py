@@ -74,12 +74,12 @@ def _schema() -> onnx.defs.OpSchema:
 
 
 @contextmanager
-def counted() -> Iterator[list[Counted]]:
+def counted() -> Iterator[list[TracedCount]]:
     """Note the sizes that loops count to, besides whole dimensions.
 
     torch takes it that such a loop always runs as often as for the example.
     """
-    found: list[Counted] = []
+    found: list[TracedCount] = []
 
     def count(size: torch.SymInt) -> int:
         names, number = sizes.symbols(size), sizes.fixed(size)
@@ -88,7 +88,7 @@ def counted() -> Iterator[list[Counted]]:
         if varies and not expression.is_symbol:
             (name,) = names
             stack = traceback.extract_stack()
-            found.append(Counted(expression, name, sizes.example(size, name), number, stack))
+            found.append(TracedCount(expression, name, sizes.example(size, name), number, stack))
         return number
 
     with sizes.counting_by(count), _Iterated():
@@ -114,7 +114,7 @@ class _Iterated(TorchFunctionMode):
             int(input.shape[dim])
 
 
-class Counted(NamedTuple):
+class TracedCount(NamedTuple):
     """A number of steps, as an expression in the size of a dimension."""
 
     steps: Any

@@ -124,7 +124,7 @@ def frozen(
     loaded: LoadedModel, error: Exception | None = None, reason: str = ""
 ) -> UnsupportedModelError:
     """Return the error of a model whose code fixes a dimension, and the reason it stays fixed."""
-    counted: list[loops.Counted] = []
+    counted: list[loops.TracedCount] = []
     if error is None:
         try:
             with loops.counted() as counted:
@@ -210,7 +210,7 @@ def _fixed(error: Exception) -> tuple[int, ...]:
 
 
 def _of_few_steps(
-    loaded: LoadedModel, counted: Sequence[loops.Counted] = (), fixed: Sequence[int] = ()
+    loaded: LoadedModel, counted: Sequence[loops.TracedCount] = (), fixed: Sequence[int] = ()
 ) -> torch.export.ExportedProgram | None:
     """Trace a model with a loop over tokens at a few of them; None where that fails as well.
 
@@ -304,7 +304,7 @@ def _frozen_message(export: Callable[[], object], error: Exception, unclear: Seq
     return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines, unclear)
 
 
-def _frozen_loop(counted: loops.Counted) -> str:
+def _frozen_loop(counted: loops.TracedCount) -> str:
     """Return the message on a loop over chunks, of which torch says nothing."""
     frame = _innermost_user_frame(counted.stack)
     message = _frozen_text(
