@@ -109,7 +109,8 @@ def test_attention_of_a_body_streams(tmp_path: Path, sign: float) -> None:
     assert manifest.status == "ok" and manifest.streaming.passed
     assert manifest.fused["LinearAttention"] == 1
     # The original was run in float32 and in float64, at every size.
-    assert not manifest.warnings and len(manifest.parity.cases) == 24
+    assert len(manifest.parity.cases) == 24
+    assert all("Slower than a plain export" in warning for warning in manifest.warnings)
     model, feeds = linexport.load(tmp_path / "artifact", threads=1), inputs(sign)
     assert error(source.module, feeds, model.run(feeds)["output"]) < 1e-5
     stream = model.stream()

@@ -193,7 +193,12 @@ def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
 ) -> None:
     """So is one of whole chunks, of whose chunks nothing in the trace speaks."""
     tested: Any = SimpleNamespace(
-        dims=DIMS, traced=TRACED, chosen=USUAL, input_shapes=(), behind_at_once=0
+        loaded=LoadedModel(torch.nn.Identity(), (torch.randn(2, 16),)),
+        dims=DIMS,
+        traced=TRACED,
+        chosen=USUAL,
+        input_shapes=(),
+        behind_at_once=0,
     )
     compared: list[Case] = []
     found = []

@@ -212,7 +212,7 @@ def checked(original: nn.Module, artifact: nn.Module, seed: int = 0) -> parity.P
 
 def test_a_state_in_place_of_pairs_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of both have a distribution; nothing of it is in the first run of each."""
-    for seed in range(3):
+    for seed in range(4, 7):
         found = checked(Difference(), Difference(pairs=False), seed)
         assert found.passed
         assert found.record().max_relative_error > TOLERANCE.relative

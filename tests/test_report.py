@@ -400,7 +400,7 @@ def tiny_model(path: Path) -> None:
 def test_the_printed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_model(tmp_path / "model.onnx")
     state = {"past": "past_0", "present": "present_0", "dtype": "float32", "shape": ["batch"]}
-    state["op"] = "Sum"
+    state |= {"op": "Sum", "grows": None, "initial": 0.0}
     tokens, logits = sample()["inputs"][0], sample()["outputs"][0]
     past = {"name": "past_0", "dtype": "float32", "shape": ["batch"]}
     present = past | {"name": "present_0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,11 @@ def field(browser: Any, name: str, value: str) -> None:
 
 def texts(browser: Any) -> list[str]:
     return [e.get_property("textContent") for e in browser.find_elements(By.CSS_SELECTOR, ".words")]
+
+
+def shown(text: str) -> str:
+    """The text as the page has it: control characters are written out."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
 def status(browser: Any) -> str:
@@ -107,7 +113,7 @@ def test_a_conversation_remembers_what_was_said(
             eventually(lambda: browser.find_element(By.ID, "send").is_enabled())
         first = alone(model, b"u:one\na:", max_tokens=5)
         second = alone(model, f"u:one\na:{first}\nu:two\na:".encode(), max_tokens=5)
-        assert texts(browser) == ["one", first, "two", second]
+        assert texts(browser) == ["one", shown(first), "two", shown(second)]
 
 
 def test_a_token_is_asked_for_and_errors_are_shown(browser: Any, model: Artifact) -> None:

@@ -11,7 +11,7 @@ from linexport.graph.edit import producer
 from linexport.plugins.ops import causal_conv, causal_conv_tokens
 from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
-from linexport.token_flow.axes import Axis, Span, fixed, has_tokens, size_of, span_of, spans
+from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, size_of, span_of, spans
 from linexport.token_flow.broadcasting import at_call
 from linexport.token_flow.interpreter import RULES, FlowKind, Interpreter
 from linexport.token_flow.lengths import Length, of
@@ -106,9 +106,10 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
         )
     if not op.has_state:
         return next(s for axis in own for s in spans([axis]))
-    found = [span_of(axis) for axis in own]
+    found = [_steps(axis) for axis in own]
     first = found[0]
-    if first is None or any(s is None or s.place != first.place for s in found):
+    same = all(s is not None and s.place == first.place for s in found) if first else False
+    if first is None or not same or any(axis[1:] != own[0][1:] for axis in own):
         raise MixingError("has other tokens in one input than in another")
     if first.real is not None:
         raise MixingError(FILLED, HISTORY, at=first.filled_by)
@@ -121,6 +122,15 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
         )
         raise MixingError(what, at=first.moved_by)
     return first
+
+
+def _steps(axis: Axis) -> Span | None:
+    """Return the tokens of an axis that has one step for each, or several in a row; else None.
+
+    A recurrence that takes n steps for each token ends a call where the next one begins.
+    """
+    rest = [f for f in axis[1:] if not isinstance(f, Fixed) or f.step]
+    return None if rest else span_of(axis[:1])
 
 
 def _check_states(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> None:
