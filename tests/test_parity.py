@@ -193,7 +193,7 @@ def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
 ) -> None:
     """So is one of whole chunks, of whose chunks nothing in the trace speaks."""
     tested: Any = SimpleNamespace(
-        loaded=LoadedModel(torch.nn.Identity(), (torch.randn(2, 16),)),
+        loaded=SimpleNamespace(args=(torch.zeros(2, 16),), kwargs={}, graph=None),
         dims=DIMS,
         traced=TRACED,
         chosen=USUAL,

@@ -32,7 +32,7 @@ from linexport.manifest.proof import (
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, PassRecord, RejectionRecord
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 """Version of the JSON that is written; see ``upgrade`` for what is still read."""
 
 Shape = tuple[int | str | None, ...]
@@ -337,7 +337,7 @@ class Manifest:
         "allow_inf_nan": False,
     }
 
-    format: Literal[2]
+    format: Literal[3]
     linexport: str
     created: str
     status: Literal["ok", "parity_failed", "quantisation_failed"]

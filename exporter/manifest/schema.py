@@ -45,12 +45,12 @@ def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
 
     if not isinstance(value, dict) or "linexport" not in value or "format" not in value:
         raise UsageError(f"{name} is not a linexport manifest.")
-    if value["format"] not in (1, FORMAT) or isinstance(value["format"], bool):
+    if value["format"] not in range(1, FORMAT + 1) or isinstance(value["format"], bool):
         raise UsageError(
             f"{name} has format {_shown(value['format'])}; this version of linexport reads 1 to "
             f"{FORMAT}. Use the version that made it, or convert the model again."
         )
-    value = renamed(upgraded(value) if value["format"] == 1 else value)
+    value = renamed(upgraded(value))
     try:
         found = _adapter().validate_json(json.dumps(value))
     except ValidationError as error:

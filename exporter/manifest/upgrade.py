@@ -1,9 +1,10 @@
-"""JSON of format 1, written by linexport 0.1, and of early writers of format 2, as it is now.
+"""JSON of earlier formats as it is now.
 
 files     name -> bytes              becomes  name -> {bytes, sha256}
 model_sha256                         becomes  also that of files["model.onnx"]
 a missing key of an optional record  becomes  null
-refused, in either format            becomes  rejected
+refused, in any of them              becomes  rejected
+format 2                             becomes  format 3, which has keys that may be missing
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from linexport.manifest.file_names import MODEL
+from linexport.manifest.records import FORMAT
 
 ABSENT: dict[str, Any] = {
     "options": None,
@@ -19,10 +21,10 @@ ABSENT: dict[str, Any] = {
     "engines": [],
     "measurement": None,
 }
-"""Keys of format 2 that format 1, or its earliest writers, did not have."""
+"""Keys that format 1, or early writers of format 2, did not have."""
 
 RENAMED = {"refused": "rejected"}
-"""Keys of either format that have another name now."""
+"""Keys of earlier formats that have another name now."""
 
 
 def renamed(value: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,9 @@ def renamed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:
-    """The manifest in format 2; parts that are damaged stay so, for the schema to name."""
+    """Return the manifest in the present format; the schema names parts that are damaged."""
+    if value["format"] != 1:
+        return {**value, "format": FORMAT}
     files = value.get("files")
     if isinstance(files, dict):
         files = {name: {"bytes": size, "sha256": None} for name, size in files.items()}
@@ -40,4 +44,4 @@ def upgraded(value: dict[str, Any]) -> dict[str, Any]:
         for engine in value.get("engines") or []:
             if isinstance(engine, dict) and engine.get("file") in files:
                 files[engine["file"]]["sha256"] = engine.get("sha256")
-    return {**ABSENT, **value, "files": files, "format": 2}
+    return {**ABSENT, **value, "files": files, "format": FORMAT}
