@@ -26,8 +26,9 @@ from linexport.passes.past_rows import Line, PastRows, RowsLayout
 from linexport.passes.stateful_causal_conv import becomes_op
 from linexport.passes.token_shift import is_token_shift, write_token_shift
 from linexport.recognise.in_pieces import NoWindowError, WindowReader
-from linexport.recognise.moved import ALONG, LAYOUT, SELECTING, Moved, MoveReader, TokenSizes
+from linexport.recognise.moved import ALONG, LAYOUT, SELECTING, Moved, MoveReader
 from linexport.recognise.region import reads
+from linexport.recognise.token_sizes import TokenSizes
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class _Lines:
         known = Values.of_graph(graph)
         self._is_op = partial(becomes_op, graph, known=known, length=length)
         self.padded = pads_apart(graph, self.sizes, known, self._is_op)
-        self.rows = PastRows(graph, length)
+        self.rows = PastRows(graph, length, "delay_lines")
 
     def write(self) -> bool:
         """Change the graph; returns whether there was anything to change."""

@@ -22,8 +22,8 @@ from linexport.graph.states import LENGTH
 from linexport.passes.contract import Pass, PassResult
 from linexport.passes.past_length import PastLength, token_source
 from linexport.recognise.counted import CountReader
-from linexport.recognise.moved import TokenSizes
 from linexport.recognise.sizes import Size, parse
+from linexport.recognise.token_sizes import TokenSizes
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)

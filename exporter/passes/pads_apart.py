@@ -14,9 +14,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of
-from linexport.recognise.moved import TokenSizes
 from linexport.recognise.nodes import written_size
 from linexport.recognise.sizes import Size
+from linexport.recognise.token_sizes import TokenSizes
 from linexport.recognise.values import Values, stated_sizes
 
 FILLINGS = {"Conv": 0.0, "AveragePool": 0.0, "MaxPool": -math.inf}

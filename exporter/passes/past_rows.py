@@ -94,17 +94,21 @@ class PastRows:
     Args:
         graph: changed in place.
         tokens: the size of their axis, in its inputs.
+        stem: of the names of what is written.
 
     Attributes:
         batch: the size of the batch; None where tokens have no axis in front that is one.
     """
 
-    def __init__(self, graph: gs.Graph, tokens: str) -> None:
-        self.graph = graph
-        shapes = [list(t.shape) for t in graph.inputs if tokens in (t.shape or ())]
-        rest = [size for size in shapes[0] if size != tokens]
-        named = shapes[0][0] != tokens or (rest and isinstance(rest[0], str))
-        self.batch = parse(rest[0]) if named else None
+    def __init__(self, graph: gs.Graph, tokens: str, stem: str) -> None:
+        self.graph, self._stem = graph, stem
+        self._given = next(t for t in graph.inputs if tokens in (t.shape or ()))
+        sizes = list(self._given.shape)
+        self._places = [i for i, size in enumerate(sizes) if size != tokens][:1]
+        self._places.append(sizes.index(tokens))
+        first = sizes[self._places[0]]
+        named = sizes[0] != tokens or isinstance(first, str)
+        self.batch = parse(first) if named and len(sizes) > 1 else None
         taken = graph.tensors()
         self._numbers = (n for n in itertools.count() if f"{CONVOLVED[0]}{n}" not in taken)
         self._begun: gs.Variable | None = None
@@ -135,6 +139,31 @@ class PastRows:
         last = self._node("Slice", [seen, *ends], source.dtype, layout.with_rows(axis, rows))
         self._returned(last, present, layout)
         return Line(seen, rows)
+
+    def real(self, rows: int) -> Line:
+        """Return ones for tokens, (B, rows + T), behind zeros for rows before the first one."""
+        places = self._places if self.batch is not None else self._places[1:]
+        sizes: list[gs.Tensor] = [
+            self._node("Shape", [self._given], np.int64, [1], {"start": n, "end": n + 1})
+            for n in places
+        ]
+        if self.batch is None:
+            sizes.insert(0, self._integers(1))
+        shape = self._node("Concat", sizes, np.int64, [2], {"axis": 0})
+        one = {"value": gs.Constant(self._name(), np.ones(1, np.float32))}
+        length = self._given.shape[self._places[1]]
+        ones = self._node("ConstantOfShape", [shape], np.float32, [self._first(), length], one)
+        return self.line(ones, 1, rows, 0)
+
+    def fill(self, value: gs.Variable, line: Line, axis: int, rows: int) -> None:
+        """Have a value be the last rows of a line, and the tokens."""
+        x = line.seen
+        if rows < line.rows:
+            ends = [self._integers(n) for n in (line.rows - rows, END, axis)]
+            self.graph.nodes.append(gs.Node("Slice", value.name, {}, [x, *ends], [value]))
+            return
+        for node in list(value.outputs):
+            node.inputs = [x if t is value else t for t in node.inputs]
 
     def place(self, moved: Moved, line: Line) -> None:
         """Have a value be computed from its line."""
@@ -246,7 +275,7 @@ class PastRows:
 
     def _name(self) -> str:
         self._made += 1
-        return f"past_rows/{self._made}"
+        return f"{self._stem}/{self._made}"
 
     def _node(
         self,

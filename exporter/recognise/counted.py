@@ -18,17 +18,17 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.candidate import inputs_of
-from linexport.recognise.moved import (
+from linexport.recognise.moved import LAYOUT
+from linexport.recognise.rules.elementwise import BINARY, OTHER, UNARY
+from linexport.recognise.running import NotRunnableError, session, symbols_in
+from linexport.recognise.token_sizes import (
     LARGEST,
-    LAYOUT,
     TokenSizes,
     imports_of,
     of_positions,
     reach_of,
     shape_at,
 )
-from linexport.recognise.rules.elementwise import BINARY, OTHER, UNARY
-from linexport.recognise.running import NotRunnableError, session, symbols_in
 from linexport.recognise.values import stated_sizes
 
 log = logging.getLogger(__name__)
@@ -88,10 +88,10 @@ class CountReader:
         if tensor.name in found or tensor.name not in self._positions:
             return
         nodes = self._behind(tensor)
-        if not any(map(self._mixes, nodes)) or any(map(self._counts_rows, nodes)):
+        if not any(map(self._mixes, nodes)):
             return
         found[tensor.name] = None
-        if self.sizes.axis(tensor) is not None:
+        if self.sizes.axis(tensor) is not None and not any(map(self._counts_rows, nodes)):
             found[tensor.name] = self._run(tensor, nodes)
         if found[tensor.name] is None:
             for given in tensor.inputs[0].inputs if tensor.inputs else ():

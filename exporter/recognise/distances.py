@@ -108,6 +108,15 @@ def added(e: Evaluator, tensor: gs.Tensor) -> tuple[ByDistance, float]:
     return ByDistance(found.reach, lambda d: found.at(d) == 0), float(values[0])
 
 
+def read_distances(e: Evaluator, tensor: gs.Tensor) -> ByDistance:
+    """Return a matrix (..., T, T) of which the distance decides each entry.
+
+    Raises:
+        NotAttentionError: it depends on more than that.
+    """
+    return _read(e, tensor)
+
+
 def _distances(reach: int) -> np.ndarray:
     """Return all distances up to two beyond those at which entries change."""
     if reach > FARTHEST:

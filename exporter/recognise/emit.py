@@ -207,8 +207,8 @@ class MatchWriter(Sums):
         query, key, value = inputs
         if not mask.is_empty():
             key = masked_tokens(self, key, mask)
-        value = delayed_tokens(self, value, lag)
-        # Without a key it is 1 everywhere, and the value is zero where there is none.
+        # Where there is no key or no value, it is 1 everywhere, and the other one zero in front.
+        value = delayed_tokens(self, value, lag) if roles.value or not roles.key else value
         key = delayed_tokens(self, key, lag) if roles.key else key
         late = gs.Variable.empty()
         if faded.is_empty():

@@ -20,7 +20,6 @@ from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
 from linexport.recognise.maximum import weights_below
-from linexport.recognise.moved import of_positions
 from linexport.recognise.products import with_factors
 from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.read_roles import read_roles
@@ -28,6 +27,7 @@ from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Form, Leaf
+from linexport.recognise.token_sizes import of_positions
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Search(Rewriter):
                 self.reject_match(root, reason)
         if self.stabilized:
             self._replace_scales()
+        self._replace_needed(roots)
         self.free_lengths()
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
         unmatched = [n for n in self._last(unmatched) if not self._is_quotient(n.where)]
@@ -95,6 +96,17 @@ class Search(Rewriter):
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
         self.matches.sort(key=lambda m: order.get(m.where, 0))
         return Findings(tuple(self.matches), tuple(unmatched), tuple(self.rejected))
+
+    def _replace_needed(self, roots: Mapping[str, Root]) -> None:
+        """Replace what is inside of a match and read outside of it, such as a denominator."""
+        tried = self.left | {found.where for found in self.matches}
+        for name, root in roots.items():
+            if name not in self.covered or name in tried:
+                continue
+            live = {id(node) for node in nodes_behind(self.graph.outputs)}
+            inside = {id(node) for node in root.region}
+            if inside & live and any(id(node) in live for node in root.tensor.outputs):
+                self._replace(root)
 
     def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[UnmatchedCandidate]:
         """Attention in the bodies of If, Loop and Scan."""

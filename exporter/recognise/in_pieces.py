@@ -20,17 +20,17 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.candidate import inputs_of
-from linexport.recognise.moved import (
+from linexport.recognise.moved import Moved
+from linexport.recognise.prove import RELATIVE
+from linexport.recognise.running import NotRunnableError, session, symbols_in
+from linexport.recognise.token_sizes import (
     LARGEST,
-    Moved,
     TokenSizes,
     imports_of,
     numbers,
     of_positions,
     shape_at,
 )
-from linexport.recognise.prove import RELATIVE
-from linexport.recognise.running import NotRunnableError, session, symbols_in
 from linexport.recognise.values import stated_sizes
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class WindowReader:
             NoWindowError: the results differ, or the nodes do not run on their own.
         """
         rows = max(moved.front for moved in window.given)
-        lengths = [self._whole(n) for n in (1, rows + 2, 1, rows // 2 + 1, times * rows + 3)]
+        lengths = [self.sizes.whole(n) for n in (1, rows + 2, 1, rows // 2 + 1, times * rows + 3)]
         made = {m.result.name: m for m in window.given}
         others = [t for t in inputs_of(window.nodes) if t.name not in made]
         sources = [m.source for m in window.given]
@@ -188,13 +188,8 @@ class WindowReader:
             axis = self.sizes.axis(end)
             assert axis is not None
             joined = np.concatenate(parts, axis)
-            if joined.shape != whole.shape or not _equal(joined, whole):
+            if not nearly_equal(joined, whole):
                 raise NoWindowError(f"{end.name} differs in pieces of {lengths} tokens")
-
-    def _whole(self, length: int) -> int:
-        """Return the shortest length of whole units that is not below another one."""
-        unit = self.sizes.unit
-        return -(-length // unit) * unit
 
     def _fed(
         self,
@@ -221,7 +216,10 @@ def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     return itertools.pairwise([0, *itertools.accumulate(lengths)])
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+def nearly_equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether arrays are the same, but for rounding of sums in another order."""
+    if a.shape != b.shape:
+        return False
     if a.dtype.kind in "biu":
         return np.array_equal(a, b)
     finite = np.isfinite(b)

@@ -27,7 +27,8 @@ class Rewriter:
         evaluator: of the graph.
 
     Attributes:
-        covered: names of values that matches compute or replace.
+        covered: names of values that matches compute or replace, and of those left alone.
+        left: names of the latter, which compute what was rejected.
         matches: those in place.
         rejected: those that are left as they are.
         whole: dimensions of which matches took whole chunks alone.
@@ -40,6 +41,7 @@ class Rewriter:
         self.imports = {o.domain: o.version for o in graph.import_domains or ()}
         self.imports[""] = graph.opset
         self.covered: set[str] = set()
+        self.left: set[str] = set()
         self.matches: list[MatchRecord] = []
         self.rejected: list[RejectedMatch] = []
         self.whole: set[str] = set()
@@ -67,7 +69,8 @@ class Rewriter:
     def reject_match(self, root: Root, reason: str) -> None:
         """Leave a root and everything inside it as it is."""
         self.rejected.append(RejectedMatch(root.tensor.name, reason))
-        self.covered |= {t.name for n in root.region for t in n.outputs}
+        self.left |= {t.name for n in root.region for t in n.outputs}
+        self.covered |= self.left
 
     def fuse(self, root: Root, writer: MatchWriter) -> Exception | None:
         """Put the fused node in place, or say why it is not."""

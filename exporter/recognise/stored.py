@@ -53,10 +53,12 @@ def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
     if not number or not bool((square[filled] == number).all()):
         return None
     below = square[-1, 0] != 0
-    # Row 0 alone gives k: its last column that is not zero or, upside down, that is. All other
-    # rows are then compared with that triangle.
-    offset = int((filled[0] if below else ~filled[0]).sum()) - 1
-    if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
+    # Row 0 alone gives k: its last column below the diagonal; where it has none, column 0 does. All
+    # other rows are then compared with that triangle.
+    lower = filled if below else ~filled
+    width = int(lower[0].sum())
+    offset = width - 1 if width else -int((~lower[:, 0]).sum())
+    if not np.array_equal(lower, np.tri(len(square), k=offset, dtype=bool)):
         return None
     row, column = (index for index in dims if index)
     order = PositionOrder(row, column, offset)

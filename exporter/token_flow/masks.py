@@ -137,6 +137,8 @@ def _applied(operator: str, steps: list[Step], distance: int) -> Step:
             return steps[1]
         case "Add" | "Sum" if least <= EXCLUDED:
             return LinearStep(least)
+        case "Sub" if steps[1] is None and least <= EXCLUDED:
+            return steps[0]
         case "Softmax":
             return LinearStep(0.0) if least <= EXCLUDED else ANY
         case "LogSoftmax":

@@ -59,9 +59,11 @@ def reduction(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     if node.op == "ReduceSum" and len(places) == 1:
         a.sums[a.number] = node.inputs[0].name
         whole = replace(whole, running=a.number)
-    found = given
+    found, neutral = given, REDUCTIONS[node.op]
     for place in places:
-        found = reduced(a, node.op, found, place, REDUCTIONS[node.op], [whole])
+        if neutral is not None and neutral(EXCLUDED) and not neutral(-EXCLUDED):
+            _check_own(given, place, neutral)
+        found = reduced(a, node.op, found, place, neutral, [whole])
     return [replace(with_axes(replace(found, numbers=None), axes), tag=None)]
 
 
@@ -239,15 +241,20 @@ def softmax(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     a.check_same_everywhere(given)
     neutral = _is_zero if node.op == "LpNormalization" else (lambda x: x <= EXCLUDED)
     check_along(a, node.op, given, place, neutral)
-    pair = pair_of(given.known_axes)
-    if pair is not None and has_tokens(given.known_axes[place]):
+    _check_own(given, place, neutral)
+    return [elementwise(a, node.op, [given])]
+
+
+def _check_own(given: TokenValue, place: int, neutral: Neutral) -> None:
+    """Check that scores of the first token are not all masked: keys then count, also later ones.
+
+    Raises:
+        MixingError: they are.
+    """
+    if pair_of(given.known_axes) is not None and has_tokens(given.known_axes[place]):
         own = given.mask.at(0)
         if own is not None and (own.number is None or neutral(own.number)):
-            raise MixingError(
-                "masks every token at the first one",
-                "let every token see itself",
-            )
-    return [elementwise(a, node.op, [given])]
+            raise MixingError("masks every token at the first one", "let every token see itself")
 
 
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
