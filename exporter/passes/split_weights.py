@@ -4,8 +4,8 @@
     sum_s (a_ts + b_ts)  ->    sum_s a_ts + sum_s b_ts
 
 where a is a product of queries and keys and b is none, such as weights of a softmax over the last
-tokens. On the way to the sums, both may be masked, cast, multiplied and divided: all of that is
-linear. Each sum is then found, and streams, by itself.
+tokens, but depends on data. On the way to the sums, both may be masked, cast, multiplied and
+divided: all of that is linear. Each sum is then found, and streams, by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.sizes import ONE
 from linexport.recognise.terms import Form, Leaf
+from linexport.recognise.token_sizes import of_positions
 from linexport.recognise.values import stated_sizes
 
 log = logging.getLogger(__name__)
@@ -70,10 +71,13 @@ def run(graph: gs.Graph) -> PassResult:
 
 def _splits(graph: gs.Graph) -> Iterator[_Split]:
     evaluator: Evaluator | None = None
+    positions = of_positions(graph)
     for node in graph.nodes:
         added = _addends(node)
         if added is None or not all(map(_is_pair, added)):
             continue
+        if any(tensor.name in positions for tensor in added):
+            continue  # a bias by distance has no sum over keys that is found
         found = _Split(node)
         if not _follow(graph, node.outputs[0], found):
             continue
