@@ -38,9 +38,9 @@ def run(graph: gs.Graph) -> PassResult:
         log.debug("no positions are offset: no token axis is known, or the graph counts itself")
         return PassResult(False)
     known = Values.of_graph(graph)
-    counted = parse(length)
-    ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, counted)]
-    slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]
+    tokens = parse(length)
+    ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, tokens)]
+    slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, tokens)]
     source = token_source(graph, length)
     counts = CountReader(graph, TokenSizes(length)).read()
     if source is None or not (ranges or slices or counts):

@@ -73,11 +73,10 @@ class BandWriter(Nodes):
                 inputs[1:] = [self._integer(self.band.diagonals[node.name] + self.band.rows)]
             outputs = []
             for tensor in node.outputs:
-                pair = self.sizes.is_pair(tensor)
-                shape = self._pairs(node, tensor, inputs) if pair else None
-                own = gs.Variable(self.name("pairs"), tensor.dtype, shape) if pair else tensor
-                outputs.append(own)
-                made[tensor.name] = own
+                if self.sizes.is_pair(tensor):
+                    sizes = self._pairs(node, tensor, inputs)
+                    made[tensor.name] = gs.Variable(self.name("pairs"), tensor.dtype, sizes)
+                outputs.append(made.get(tensor.name, tensor))
             copy = gs.Node(node.op, f"{node.name}/band", node.attrs, inputs, domain=node.domain)
             copy.outputs = outputs
             self.nodes.append(copy)
@@ -88,7 +87,7 @@ class BandWriter(Nodes):
         if node.op not in PRODUCTS:
             shapes += [list(t.shape) for t in inputs if t.shape is not None]
         rank = max(map(len, shapes))
-        full = [[1] * (rank - len(shape)) + shape for shape in shapes]
+        full = [[*[1] * (rank - len(shape)), *shape] for shape in shapes]
         return [next((n for n in sizes if n != 1), 1) for sizes in zip(*full, strict=True)]
 
     def _mask(self, tensor: gs.Tensor, mask: ByDistance) -> gs.Tensor:
@@ -172,7 +171,9 @@ class BandWriter(Nodes):
         zero = gs.Constant(self.name("zero"), np.zeros((), np.float32))
         found = self.add("Greater", [real, zero], BOOL, shape=real.shape)
         pairs = [o for n in self.band.nodes for o in n.outputs if self.sizes.is_pair(o)]
-        largest = max((stated_sizes(t) or [] for t in pairs), key=len)
+        largest = max((stated_sizes(t) or [] for t in pairs), key=len, default=[])
+        if not largest:
+            raise NotAttentionError("it has no values of pairs that data decide")
         rank, place, heads = len(largest), 0, 1
         if self.batch is not None:
             shares = [(i, size.divided(self.batch)) for i, size in enumerate(largest[:-2])]
@@ -189,12 +190,12 @@ class BandWriter(Nodes):
             found = self.add("Expand", [found, each], BOOL, shape=[first, heads, self.total])
             target = gs.Constant(self.name("merged"), np.array([-1, 1, 0]))
             found = self.add("Reshape", [found, target], BOOL, shape=[shape[place], 1, self.total])
-            places = range(1, rank - 2)
+            places = [*range(1, rank - 2)]
         else:
             places = [i for i in range(rank - 1) if i != place]
         if not places:
             return found
-        axes = gs.Constant(self.name("axes"), np.asarray([*places], np.int64))
+        axes = gs.Constant(self.name("axes"), np.asarray(places, np.int64))
         return self.add("Unsqueeze", [found, axes], BOOL, shape=shape)
 
     def _integer(self, value: int) -> gs.Constant:

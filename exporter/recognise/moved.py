@@ -224,14 +224,15 @@ class MoveReader:
             if made.ndim != x.ndim or made.dtype != x.dtype:
                 return None
             y = np.moveaxis(made, axis, 0)
-            if long:
-                found |= {_change(x, y)}
-            if len(found) != 1 or None in found:
+            own = _change(x, y) if long else None
+            if own is not None:
+                found.add(own)
+            if len(found) != 1 or (long and own is None):
                 return None
             (change,) = found
             # Pieces may be shorter than what is in front; that the model is not made for it is no
             # reason against them.
-            if change is None or (len(y) == len(change(x)) and not np.array_equal(y, change(x))):
+            if len(y) == len(change(x)) and not np.array_equal(y, change(x)):
                 return None
         return Moved(source, result, axis, *change)
 
