@@ -169,13 +169,14 @@ class TokenValue:
         known = [n for n in map(whole, self.numbers.flat) if n is not None]
         if not known or len(known) < self.numbers.size:
             return None
-        numbers, rank = lengths(known).reshape(self.numbers.shape), self.numbers.ndim
+        shape: tuple[int, ...] = self.numbers.shape
+        numbers, rank = lengths(known).reshape(shape), len(shape)
         origin = (0,) * rank
         steps = [
             numbers[(*origin[:axis], 1, *origin[axis + 1 :])] - numbers[origin]
             if size > 1
             else of(0)
-            for axis, size in enumerate(numbers.shape)
+            for axis, size in enumerate(shape)
         ]
         by = [step.number for step in steps]
         if None in by:

@@ -157,8 +157,8 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
     traced = {name: sizes[name] for name in dims}
     own = step.states if step else ()
     bounds = bounds_by_name(loaded, [value.name for value in model.graph.input])
-    given = (model, found.weights, dims, traced, program, found.program)
-    return Traced(*given, found.lines, bounds, own)
+    made = (model, found.weights, dims, traced, program, found.program)
+    return Traced(*made, found.lines, bounds, own)
 
 
 def plain_export(
