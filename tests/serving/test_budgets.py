@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h11
 import httpx2
 import numpy as np
 import pytest
@@ -23,14 +25,18 @@ from hypothesis import strategies as st
 
 import linexport
 from linexport.artifact import Artifact
+from linexport.serving.computing import LocalComputing
 from linexport.serving.http import accepting
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.http.json_writer import encoded, largest
-from linexport.serving.http.server import Address, Server, listen
+from linexport.serving.http.openai_answers import Answer
+from linexport.serving.http.pieces import AT_ONCE, PieceReader
+from linexport.serving.http.server import Address, Server, listen, serve
 from linexport.serving.limits import Limits
+from linexport.serving.service import Service
 from tests.support.serving import Served, alone, eventually, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -298,6 +304,70 @@ def test_a_length_in_a_header_is_a_number(server: Served, length: str) -> None:
     assert found.status_code == 400 and "Inference-Header-Content-Length is" in found.text
 
 
+def chunked(path: str, body: bytes, size: int) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    parts = [body[i : i + size] for i in range(0, len(body), size)]
+    content = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + content + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_a_body_in_chunks_is_read_whole(server: Served, size: int) -> None:
+    body = json.dumps(text(prompt="ab", max_tokens=2, user="u" * 14_000)).encode()
+    found = sent(server, chunked(TEXT, body, size), whole=False)
+    assert found.startswith(b"HTTP/1.1 200") and b'"completion_tokens": 2' in found
+
+
+def test_a_body_in_very_many_chunks_is_refused(server: Served) -> None:
+    """Each costs as much as a large one: 600,000 took the loop's turns for seconds."""
+    found = sent(server, chunked(TEXT, b" " * 40_000, 1), whole=False)
+    assert b"more than 16384 chunks" in found
+
+
+def test_chunks_leave_the_loop_its_turns() -> None:
+    reader = PieceReader(h11.SERVER)
+    reader.receive_data(chunked(TEXT, b" " * 1000, 1))
+    turns = []
+    while not any(isinstance(event, h11.EndOfMessage) for event in turns):
+        turns, rested = [], reader.rests
+        reader.go_on()
+        while (event := reader.next_event()) is not h11.NEED_DATA:
+            turns.append(event)
+            if isinstance(event, h11.EndOfMessage):
+                break
+        assert len(turns) <= AT_ONCE + 1 and (rested or isinstance(turns[0], h11.Request))
+
+
+def test_long_answers_are_made_beside_the_event_loop(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probabilities of 8,192 tokens stopped the loop for more than a second."""
+    real, threads = Answer.complete, []
+
+    def complete(self: Answer, *parts: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(self, *parts)
+
+    monkeypatch.setattr(Answer, "complete", complete)
+    fields = {"prompt": "ab", "max_tokens": 30, "logprobs": 20, "n": 2}
+    found = httpx2.post(f"{server.url}{TEXT}", json=text(**fields)).json()
+    assert [len(c["logprobs"]["top_logprobs"]) for c in found["choices"]] == [30, 30]
+    assert [name.partition("_")[0] for name in threads] == ["desk"]
+
+
+def test_the_event_loop_has_its_turn_soon(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 large bodies that are read on a thread held /health/live up for 290 ms: 5 ms a turn."""
+    before, found = sys.getswitchinterval(), []
+    monkeypatch.setattr(Server, "run", lambda *_: found.append(sys.getswitchinterval()))
+    limits = Limits()
+    try:
+        service = Service(model, LocalComputing(model, limits), "tiny", limits)
+        serve(service, Address(port=0), lambda url: None)
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [pytest.approx(0.0005)]
+
+
 # Connections --------------------------------------------------------------------------------------
 
 
@@ -308,9 +378,6 @@ def test_the_address_is_announced_when_it_is_answered(model: Artifact) -> None:
     def announced() -> None:
         with socket.create_connection(bound.getsockname(), timeout=5):
             reached.append(True)
-
-    from linexport.serving.computing import LocalComputing
-    from linexport.serving.service import Service
 
     limits = Limits(grace_seconds=0)
     service = Service(model, LocalComputing(model, limits), "tiny", limits)

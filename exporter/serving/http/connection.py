@@ -3,6 +3,7 @@
     no request within so many seconds      -> closed      half-open and idle connections
     nothing taken for so many seconds      -> aborted     clients that do not read
     more headers than HEADER_BYTES         -> 400         floods of headers
+    more pieces of a body than are read    -> 400         floods of chunks
 
 uvicorn times connections between requests only. A handler finds ``abort`` in its scope's state.
 """
@@ -16,9 +17,14 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from linexport.serving.http.pieces import MOST, HeldFlow, PieceReader, TooManyPiecesError
+
 HEADER_BYTES = 2**15
 HEADERS = 200
 """Bytes, and lines, of the headers of a request."""
+
+TOO_MANY_HEADERS = f"The headers have more than {HEADER_BYTES} bytes or {HEADERS} lines."
+TOO_MANY_PIECES = f"The body comes in more than {MOST} chunks. Send larger ones."
 
 SENT_BYTES = 2**16
 """Bytes that the system keeps for a client: with its own size, megabytes of text nobody reads."""
@@ -37,6 +43,8 @@ class Connection(H11Protocol):
 
     request_seconds: float
     send_seconds: float
+    conn: PieceReader
+    flow: HeldFlow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -46,6 +54,8 @@ class Connection(H11Protocol):
         self._sending = _Deadline(self.loop, transport)
         self.app_state = {**self.app_state, "abort": transport.abort}
         super().connection_made(transport)
+        self.conn = PieceReader(h11.SERVER, HEADER_BYTES)
+        self.flow = HeldFlow(transport)
         self._waiting.start(self.request_seconds)
 
     def data_received(self, data: bytes) -> None:
@@ -55,17 +65,17 @@ class Connection(H11Protocol):
         """
         waiting = self.conn.their_state is h11.IDLE
         if waiting and not _fits(self.conn.trailing_data[0] + data):
-            self._refuse_headers()
+            self._refuse(TOO_MANY_HEADERS)
             return
         super().data_received(data)
 
-    def _refuse_headers(self) -> None:
-        content = f"The headers have more than {HEADER_BYTES} bytes or {HEADERS} lines."
+    def _refuse(self, content: str) -> None:
         head = (
             "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
             f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(content)}\r\n\r\n"
         )
-        self.transport.write(f"{head}{content}".encode())
+        if self.conn.our_state is not h11.SEND_BODY:
+            self.transport.write(f"{head}{content}".encode())
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,16 +84,29 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Stop waiting when all headers of a request are there."""
-        super().handle_events()
+        """Handle what came, in parts; stop waiting when all headers of a request are there."""
+        try:
+            super().handle_events()
+        except TooManyPiecesError:
+            self._refuse(TOO_MANY_PIECES)
+        if self.conn.rests and not self.flow.held:
+            self.flow.hold()
+            self.loop.call_soon(self._go_on)
         if self.conn.their_state is not h11.IDLE:
             self._waiting.stop()
+
+    def _go_on(self) -> None:
+        """Handle the next part; it was held when the loop had its turn."""
+        self.conn.go_on()
+        self.flow.release()
+        if not self.transport.is_closing():
+            self.handle_events()
 
     def on_response_complete(self) -> None:
         """Wait for the next request; one that came already has headers of its own."""
         self._waiting.start(self.request_seconds)
         if self.conn.their_state is h11.DONE and not _fits(self.conn.trailing_data[0]):
-            self._refuse_headers()
+            self._refuse(TOO_MANY_HEADERS)
             return
         super().on_response_complete()
 

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from linexport.serving.http.attend import attended
 from linexport.serving.http.budget import READ
 from linexport.serving.http.errors import ProtocolError
-from linexport.serving.http.json_writer import encoded
 from linexport.serving.http.openai_answers import Answer, ChatAnswer, largest_answer
 from linexport.serving.http.openai_requests import (
     COMPLETION_TOKENS,
@@ -200,8 +199,8 @@ async def _answer(
     texts = Texts(request, service, plan, answer)
     if not text_request.stream:
         try:
-            found = await attended(request, texts.whole())
-            content = await request.app.desk.do(size, encoded, found)
+            pieces = await attended(request, texts.all())
+            content = await request.app.desk.do(size, texts.whole, pieces)
             return Response(content, media_type="application/json")
         finally:
             texts.close()

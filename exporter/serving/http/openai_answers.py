@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,9 +52,11 @@ class Answer:
 
     def complete(self, deltas: Sequence[Delta], ends: Sequence[End]) -> dict[str, Any]:
         """Return whole texts."""
-        choices = []
+        choices, pieces = [], defaultdict[int, list[Delta]](list)
+        for delta in deltas:
+            pieces[delta.index].append(delta)
         for end in sorted(ends, key=lambda e: e.index):
-            own = [d for d in deltas if d.index == end.index]
+            own = pieces[end.index]
             text = "".join(d.text for d in own)
             tokens = [t for d in own for t in d.tokens]
             choices.append(self._whole(end, text, tokens))

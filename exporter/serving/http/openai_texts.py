@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from linexport.serving.http.errors import protocol_error
+from linexport.serving.http.json_writer import encoded
 from linexport.serving.http.openai_answers import Answer
 from linexport.serving.service import Service
 from linexport.serving.text import Beginning, Delta, End, Order, TextSettings, Withheld
@@ -100,15 +101,21 @@ class Texts:
             return
         self._parked[end.index] = name
 
-    async def whole(self) -> dict[str, Any]:
-        """Return the answer when all texts have ended."""
+    async def all(self) -> list[Delta]:
+        """Return all pieces when all texts have ended."""
         deltas = []
         while len(self._ends) < self._plan.count:
             event = await self.next()
             if isinstance(event, Delta):
                 deltas.append(event)
+        return deltas
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        """Return the answer that the pieces of ``all`` are; long ones take long."""
         found = self._answer.complete(deltas, self._ends)
-        return {**found, "parked": next(iter(self._parked.values()))} if self._parked else found
+        if self._parked:
+            found["parked"] = next(iter(self._parked.values()))
+        return encoded(found)
 
     async def events(self, first: Delta | End, include_usage: bool) -> AsyncIterator[bytes]:
         """Yield server-sent events."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ from linexport.serving.http.guards import LOCAL, Rules
 from linexport.serving.service import Service
 
 BACKLOG = 128
+TURN = 0.0005
+"""Seconds that one thread of Python may take from the others, 0.005 if not set: the event loop
+waits for a turn whenever it reads from a socket, many times for each answer."""
+
 LAST_SECONDS = 5
 """Seconds for connections to take what is left to send, after the grace period."""
 
@@ -147,6 +152,7 @@ def serve(service: Service, address: Address, started: Callable[[str], None]) ->
         logger.propagate = False
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    sys.setswitchinterval(TURN)
     server = Server(service, address, lambda: started(url))
     try:
         server.run([bound])
