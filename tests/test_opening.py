@@ -21,6 +21,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 import linexport
 from linexport.artifact import folder_files, opening, signature, write
+from linexport.artifact.folder_files import FolderFiles
 from linexport.conversion import publish
 from linexport.errors import (
     BuildError,
@@ -227,6 +228,36 @@ def test_a_sparse_file_is_not_hashed(with_data: Path, name: str) -> None:
         with pytest.raises(UsageError, match=rf"{name} has 1,000,000,000,000 bytes; at most"):
             call(with_data)
     assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("stored", [0, 2**20])
+def test_a_hole_is_not_hashed_whatever_the_graph_says(with_data: Path, stored: int) -> None:
+    """A graph may say that it needs a terabyte, and a manifest may list a thousand gigabytes."""
+    model = onnx.load(with_data / "model.onnx", load_external_data=False)
+    (weight,) = (t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    weight.dims[:] = [10**12 // 4]
+    next(e for e in weight.external_data if e.key == "length").value = str(10**12)
+    (with_data / "model.onnx").write_bytes(model.SerializeToString())
+    (with_data / "model.onnx.data").write_bytes(b"x" * stored)
+    sparse(with_data / "model.onnx.data")
+    (with_data / "other.bin").write_bytes(b"x" * stored)
+    sparse(with_data / "other.bin", 2**30)
+    listed(with_data, "model.onnx", "model.onnx.data", "other.bin")
+    start = time.perf_counter()
+    with pytest.raises(UsageError, match=r"model\.onnx\.data has .* are stored"):
+        linexport.load(with_data, threads=1)
+    with pytest.raises(UsageError, match=r"other\.bin has 1,073,741,824 bytes, of which"):
+        FolderFiles(with_data).digest("other.bin")
+    assert time.perf_counter() - start < 10
+
+
+def test_a_file_with_some_holes_is_hashed(tmp_path: Path) -> None:
+    content = bytes(2**20) + b"x" * 2**20 + bytes(2**21)
+    with (tmp_path / "weights").open("wb") as file:
+        file.seek(2**20)
+        file.write(b"x" * 2**20)
+        file.truncate(2**22)
+    assert FolderFiles(tmp_path).digest("weights") == hashlib.sha256(content).hexdigest()
 
 
 def test_weights_beside_a_model_are_opened_as_long_as_they_are_needed(

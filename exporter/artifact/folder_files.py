@@ -10,6 +10,7 @@ so that whatever changes it from then on gives it another time.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -26,6 +27,9 @@ STEP = 0.02
 
 AT_ONCE = 2**20
 """Bytes that are hashed at once."""
+
+FILLED = 8
+"""Files of more than ``AT_ONCE`` bytes have one in so many of them stored, at least."""
 
 Identity = tuple[int, ...]
 
@@ -155,9 +159,35 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UsageError(f"{path} is not a file. Convert the model again.")
+        _check_filled(path, descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _check_filled(path: Path, descriptor: int) -> None:
+    """Refuse a file that is hardly more than its length: it takes no room, and hours to hash.
+
+    File systems that have no files with holes say that there are none.
+    """
+    size = os.fstat(descriptor).st_size
+    if size <= AT_ONCE:
+        return
+    stored = end = 0
+    try:
+        while stored * FILLED < size and end < size:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            stored += end - start
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # which says that there is nothing but a hole
+            return
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if stored * FILLED < size:
+        raise UsageError(
+            f"{path} has {size:,} bytes, of which {stored:,} are stored: the rest is a hole, which "
+            "no file of an artifact has. Convert the model again."
+        )
 
 
 def _settled(path: Path) -> Identity:
