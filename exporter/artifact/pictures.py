@@ -11,6 +11,7 @@ fetched.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,9 @@ TILED = ("lfm2_vl",)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats of pictures that are read, by their content, whatever a file is called."""
 
-MOST_PIXELS = 2**26
-"""Pixels of a picture: 192 MiB once it is decoded, from a file of any size."""
+MOST_PIXELS = 2**25
+"""Pixels of a picture, from a file of any size: 128 MiB once it is decoded, and four times that
+while WEBP is."""
 
 EXTRA = "pip install 'linexport[images]'"
 
@@ -103,18 +105,27 @@ def read_picture(path: Path) -> Image:
         raise EnvironmentProblemError(f"Reading {path} needs Pillow: {EXTRA}.") from None
     try:
         # Others are programs, as PostScript is, which Pillow gives to an interpreter.
-        with Image.open(path, formats=FORMATS) as picture:
+        with _without_warnings(), Image.open(path, formats=FORMATS) as picture:
             width, height = picture.size  # of its head: nothing is decoded yet
             if width * height > MOST_PIXELS:
                 raise UsageError(
                     f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are decoded. "
                     "Scale it down."
                 )
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            ImageOps.exif_transpose(picture, in_place=True)
+            return picture if picture.mode == "RGB" else picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(
             f"{path} cannot be read as an image: {error}. Expected one of {', '.join(FORMATS)}."
         ) from None
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leave out Pillow's warnings, of pictures that are refused here or of damaged details."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _processed(model: TextModel, pictures: Sequence[Image]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -387,5 +389,34 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(
     image.new("1", (9000, 9000)).save(path)
     assert path.stat().st_size < 100_000
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
-    with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 67,108,864 are decoded"):
+    with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 33,554,432 are decoded"):
         pictures.read_picture(path)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from PIL import ImageOps, WebPImagePlugin
+from linexport.artifact.pictures import read_picture
+most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = most()
+read_picture(Path(sys.argv[1]))
+print((most() - before) // 1024)
+"""
+
+
+def test_the_largest_picture_takes_some_hundred_mebibytes(tmp_path: Path) -> None:
+    """A WEBP file of 120 kB took 1,283 MiB, within the limit of pixels."""
+    size = (8192, pictures.MOST_PIXELS // 8192)
+    image.new("RGB", size).save(tmp_path / "large.webp")
+    command = [sys.executable, "-W", "error", "-c", MEASURE, str(tmp_path / "large.webp")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 640
+
+
+def test_a_picture_that_is_refused_has_no_warning_of_its_library(tmp_path: Path) -> None:
+    image.new("L", (10_000, 9_000)).save(tmp_path / "large.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UsageError, match="10000 x 9000 pixels"):
+            pictures.read_picture(tmp_path / "large.png")
