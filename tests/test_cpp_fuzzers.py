@@ -1,9 +1,9 @@
 """Readers in C++ under AddressSanitizer and UBSan: descriptions, fields of plugins, chains.
 
 What they read comes from files of strangers: a damaged text is an error, never the end of the
-process. A corpus of each is beside the fuzzers, with the inputs that ended one of them before. In
-continuous integration each mutates it for a few seconds; the tier ``slow`` does so for minutes, and
-with all operators in the chains.
+process. A corpus of each is beside the fuzzers, with the inputs that ended one of them before. In a
+test run each mutates it for ``LINEXPORT_FUZZ_SECONDS``, 4 if not set, which continuous integration
+sets to 20; the tier ``slow`` does so for minutes, and with all operators in the chains.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ CALLED = {
     "plugin": [KERNELS / f"{name}.cpp" for name in ("driver", "launcher", "modules")],
     "chain": [CPU / f"{name}.cc" for name in FEW],
 }
+
+SECONDS = float(os.environ.get("LINEXPORT_FUZZ_SECONDS", "4"))
 
 Fuzzer = Callable[[str, float, int], str]
 
@@ -113,7 +115,8 @@ def _build(program: Path, kind: str, called: Sequence[Path]) -> Path:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_no_input_ends_a_reader(fuzzer: Fuzzer, kind: str) -> None:
-    said = fuzzer(kind, 4, 1)
+    said = fuzzer(kind, SECONDS, 1)
+    print(kind, said)
     runs, edges = int(said.split()[0]), int(said.split()[2])
     assert runs > 200 and edges > 300, said
 
