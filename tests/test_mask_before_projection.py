@@ -12,13 +12,13 @@ from linexport import passes
 
 PROJECTED = """
 <ir_version: 10, opset_import: ["" : 20]>
-g (float[b, t, 8] x, bool[b, t, 1] mask) => (float[b, t, N] y)
+g (float[b, t, 8] x, bool[b, t, 1] mask) => (float[b, t, WIDTH] y)
 <float zero = {0}> { p = MatMul(x, w)  ADDED  y = Where(mask, CHOSEN, zero)  MORE }
 """
 
 
 def projected(width: int, added: str = "", chosen: str = "p", more: str = "") -> onnx.ModelProto:
-    text = PROJECTED.replace("N", str(width)).replace("ADDED", added).replace("CHOSEN", chosen)
+    text = PROJECTED.replace("WIDTH", str(width)).replace("ADDED", added).replace("CHOSEN", chosen)
     model = parser.parse_model(text.replace("MORE", more))
     weight = np.random.default_rng(0).standard_normal((8, width)).astype(np.float32)
     bias = np.ones(width, np.float32)

@@ -48,7 +48,7 @@ def texts(browser: Any) -> list[str]:
 
 def shown(text: str) -> str:
     """The text as the page has it: control characters are written out."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
 def status(browser: Any) -> str:
