@@ -21,7 +21,7 @@ import linexport
 from linexport.errors import LinexportError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.support.families import REFUSED, TINY, WITH_TOWERS, save_model
+from tests.support.families import BASES, TINY, WITH_TOWERS, save_model
 from tests.support.towers import WITH_PICTURES
 
 SOURCES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -34,14 +34,7 @@ SOURCES: dict[str, tuple[dict[str, Any], str, str]] = {
         name: (config, "AutoModelForMultimodalLM", "text, without its towers")
         for name, config in WITH_TOWERS.items()
     },
-    **{
-        name: (
-            config,
-            "AutoModel" if name.endswith("_text") else "AutoModelForMultimodalLM",
-            "text",
-        )
-        for name, config in REFUSED.items()
-    },
+    **{name: (config, "AutoModel", "hidden states") for name, config in BASES.items()},
 }
 """Configuration, class of transformers and what goes in, by model type."""
 

@@ -30,6 +30,7 @@ from linexport.parity.cases import Case
 from linexport.parity.choices import Made
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import Tolerance
+from linexport.patches import are_choices_replaced, choosing_together
 from linexport.system.torch_internals.operators import OperatorMode, arguments, name_of
 
 log = logging.getLogger(__name__)
@@ -211,13 +212,23 @@ class ForcedChoices(OperatorMode):
         self._left = None if choices is None else list(choices)
         self._kept = None if kept is None else torch.from_numpy(kept.reshape(-1) != 0)
 
+    def __enter__(self) -> ForcedChoices:
+        self._together = choosing_together()
+        self._together.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._together.__exit__(None, None, None)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """``func``, or the places that are given and their values."""
         found = func(*args, **(kwargs or {}))
         name = name_of(func)
-        if name not in CHOOSING:
+        if name not in CHOOSING or not are_choices_replaced():
             return found
         given = arguments(func, args, kwargs or {})
         scores, dim = given["self"], given.get("dim")

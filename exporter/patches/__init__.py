@@ -21,8 +21,9 @@ import pkgutil
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,8 @@ __all__ = [
     "Patch",
     "Swap",
     "applied",
+    "are_choices_replaced",
+    "choosing_together",
     "modeling_files",
     "original",
     "patches",
@@ -49,6 +52,8 @@ GROUP = "linexport.patches"
 
 KERNELS = "hub_kernels"
 """Last name of the module whose wrappers call compiled kernels."""
+
+CHOOSING: ContextVar[bool] = ContextVar("choosing", default=False)
 
 DISTINCT = 4
 """Parameters that a function has at least which is found by them."""
@@ -76,11 +81,14 @@ class Patch:
         swaps: the functions.
         families: model types of the library that were converted and checked with it.
         tried: releases of the library it was tried with.
+        choosing: functions that an original has while its choices are replaced by others, in the
+            place of those that choose token by token; called with the library's own first.
     """
 
     swaps: tuple[Swap, ...]
     families: tuple[str, ...]
     tried: ReleaseWindow = TRANSFORMERS
+    choosing: tuple[Swap, ...] = ()
 
 
 @cache
@@ -146,10 +154,44 @@ def original(modules: Iterable[ModuleType]) -> Iterator[None]:
     The library wraps them to call compiled kernels where a package with such is installed, which
     fails without a GPU, and to say so where none is.
     """
+    modules = list(modules)
     held = [h for m in modules for h in _holders(m) if isinstance(h, ModuleType)]
     plain = [(h, name, _plain(x)) for h in dict.fromkeys(held) for name, x in vars(h).items()]
-    with _replaced([place for place in plain if place[2] is not None]):
+    together = list(_choosing(modules)) if CHOOSING.get() else []
+    with _replaced([*(place for place in plain if place[2] is not None), *together]):
         yield
+
+
+@contextmanager
+def choosing_together(together: bool = True) -> Iterator[None]:
+    """Let originals choose for all tokens at once, so that choices can be put in their place.
+
+    Args:
+        together: False for a part of an original that chooses by itself within.
+    """
+    token = CHOOSING.set(together)
+    try:
+        yield
+    finally:
+        CHOOSING.reset(token)
+
+
+def are_choices_replaced() -> bool:
+    """Return whether originals choose so."""
+    return CHOOSING.get()
+
+
+def _choosing(modules: Iterable[ModuleType]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield functions that choose token by token, and what is called in their place."""
+    for module in modules:
+        for patch in patches():
+            for swap in patch.choosing:
+                place = _named(module, swap.name)
+                if place is not None:
+                    library = inspect.unwrap(place.function)
+                    together = partial(swap.replacement, library)
+                    function = bind(str(place), library, together, patch.tried)
+                    yield place.holder, place.name, place.stored(function)
 
 
 @dataclass(frozen=True)

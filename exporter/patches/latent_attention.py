@@ -32,8 +32,8 @@ def kimi_forward(
         query = self.q_proj(hidden_states)
     else:
         query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
-    queries, keys = _queries(self, query), _latents(self, hidden_states)
-    output = _attended(self, queries, keys, attention_mask, cache)
+    keys = _kept(self, latents(self, hidden_states), cache)
+    output = attended(self, queries(self, query), keys, attention_mask)
     return self.o_proj(output.flatten(2)), None
 
 
@@ -52,45 +52,47 @@ def bailing_forward(
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
 
-    own, turned = _queries(self, self.q_proj(hidden_states))
-    latent, shared = _latents(self, hidden_states)
-    keys = (latent, turn(shared))
-    output = _attended(self, (own, turn(turned)), keys, attention_mask, cache)
+    own, turned = queries(self, self.q_proj(hidden_states))
+    latent, shared = latents(self, hidden_states)
+    keys = _kept(self, (latent, turn(shared)), cache)
+    output = attended(self, (own, turn(turned)), keys, attention_mask)
     gate = torch.sigmoid(self.g_proj(hidden_states).float()).to(hidden_states.dtype)
     return self.o_proj((output * gate.unsqueeze(-1)).flatten(2)), None
 
 
-def _queries(self: Any, query: Tensor) -> tuple[Tensor, Tensor]:
+def queries(self: Any, query: Tensor) -> tuple[Tensor, Tensor]:
     """Return q' (B, H, T, d_k) and q'' (B, H, T, d_r)."""
     heads = query.unflatten(2, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
     own, turned = heads.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
     return own, turned
 
 
-def _latents(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+def latents(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """Return c (B, 1, T, rank) and r (B, 1, T, d_r)."""
     compressed = self.kv_a_proj_with_mqa(hidden_states)
     latent, shared = compressed.split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
     return self.kv_a_layernorm(latent).unsqueeze(1), shared.unsqueeze(1)
 
 
-def _attended(
-    self: Any,
-    query: tuple[Tensor, Tensor],
-    keys: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    cache: Any,
+def _kept(self: Any, keys: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
+    """Return c and r with those of the tokens before."""
+    if cache is None:
+        return keys
+    latent, shared = cache.update(*keys, self.layer_idx)
+    return latent, shared
+
+
+def attended(
+    self: Any, query: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], mask: Tensor | None
 ) -> Tensor:
     """Return what the heads give, (B, T, H, d_v), of q' and q'', c and r."""
-    latent, shared = keys
-    if cache is not None:
-        latent, shared = cache.update(latent, shared, self.layer_idx)
     widths = (self.qk_nope_head_dim, self.v_head_dim)
     heads = self.kv_b_proj.weight.unflatten(0, (self.num_heads, sum(widths)))
     to_key, to_value = heads[:, : widths[0]], heads[:, widths[0] :]
-    absorbed = torch.cat([query[0] @ to_key, query[1]], -1)
-    seen = torch.cat([latent, shared], -1)
-    output, _ = attend(absorbed, seen, latent, mask, self.scaling)
+    absorbed, seen = query[0] @ to_key, keys[0]
+    if self.qk_rope_head_dim:
+        absorbed, seen = torch.cat([absorbed, query[1]], -1), torch.cat(keys, -1)
+    output, _ = attend(absorbed, seen, keys[0], mask, self.scaling)
     return (output @ to_value.transpose(1, 2)).transpose(1, 2)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import defs, version_converter
 
-from linexport.errors import BuildError
+from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.graph.external_data import ModelSource
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import multiplied_out, view
@@ -56,8 +56,14 @@ def raise_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     onnx's converter stops at 26. Operators that 27 left as they were need no conversion beyond.
 
     Raises:
+        EnvironmentProblemError: the onnx that is installed has no opset 27.
         BuildError: the model uses an operator that opset 27 changed.
     """
+    if defs.onnx_opset_version() < OPSET:
+        raise EnvironmentProblemError(
+            f"onnx {onnx.__version__} ends with opset {defs.onnx_opset_version()}; target onnx27 "
+            "needs onnx 1.22 or newer: pip install --upgrade onnx. Targets ort and onnx do not."
+        )
     raised = version_converter.convert_version(model, CONVERTIBLE)
     for node in raised.graph.node:
         if node.domain == "" and _since(node.op_type, OPSET) != _since(node.op_type, CONVERTIBLE):

@@ -1,8 +1,8 @@
 """GPUs that kernels are compiled for, by compute capability: what compiling and planning need.
 
 A binary runs on its own major version only, and on minor versions from its own on; from 9.0 on, on
-its own alone. Triton brings two assemblers, of the CUDA toolkits 12.8 and, from 10.0 on, 13.1. A
-driver loads the binaries of every minor version of the major version of CUDA that it is of.
+its own alone. Triton brings two assemblers, of CUDA toolkits 12 and, from 10.0 on, 13. A driver
+loads the binaries of every minor version of the major version of CUDA that it is of.
 Sources: CUDA Programming Guide, compute capabilities; CUDA Compatibility, table 1, for drivers.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.errors import UsageError
+from linexport.system.environment import version
+from linexport.system.versions import numbers
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,12 @@ NO_TENSOR_CORES = (
 )
 """Why there are none for the T4: Triton 3.7.1 made FFMA of all products of the kernel looked at."""
 
-ASSEMBLERS = {12: ("ptxas", "12.8", 525), 13: ("ptxas-blackwell", "13.1", 580)}
-"""Triton 3.7.1's: program, version of the CUDA toolkit it is of, and oldest driver for Linux that
-loads what it makes, by CUDA's major version."""
+ASSEMBLERS = {12: ("ptxas", 525), 13: ("ptxas-blackwell", 580)}
+"""Triton's program, and the oldest driver for Linux that loads what it makes, by CUDA's major
+version."""
+
+TOOLKITS = {(3, 7): ("12.8", "13.1"), (3, 8): ("12.9", "13.3"), (3, 9): ("12.9", "13.4")}
+"""Versions of the CUDA toolkits that both assemblers are of, by Triton's version."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,11 @@ class Toolchain:
 
 
 def toolchain(sm: int) -> Toolchain:
-    """Return what assembles kernels for a compute capability."""
-    return Toolchain(*ASSEMBLERS[13 if sm >= 100 else 12])
+    """Return what assembles kernels for a compute capability, in the Triton that is installed."""
+    major = 13 if sm >= 100 else 12
+    program, driver = ASSEMBLERS[major]
+    known = [t for t in TOOLKITS if t <= numbers(version("triton") or "")[:2]]
+    return Toolchain(program, TOOLKITS[max(known, default=min(TOOLKITS))][major - 12], driver)
 
 
 def capability_of(gpu: str) -> int:

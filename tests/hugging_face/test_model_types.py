@@ -16,7 +16,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
 from linexport.loaders.hugging_face.vision import TOWERS
 from tests.support import ROOT
-from tests.support.families import LINEAR_LAYERS, REFUSED, TINY, WITH_TOWERS, save_model
+from tests.support.families import BASES, LINEAR_LAYERS, TINY, WITH_TOWERS, save_model
 from tests.support.towers import WITH_PICTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,9 +67,9 @@ def language_models() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.services
-def test_every_type_is_converted_or_refused_by_a_test() -> None:
+def test_every_type_is_converted_by_a_test() -> None:
     """One more in a new version of the library fails here: add it to ``tests.support.families``."""
-    found, known = folders(), {*TINY, *WITH_TOWERS, *TOWERS, *REFUSED}
+    found, known = folders(), {*TINY, *WITH_TOWERS, *TOWERS, *BASES}
     assert len(found) > 30
     types = {name for place, name in language_models() if place in found}
     accounted = {folder(transformers.CONFIG_MAPPING[name]) for name in known}
@@ -78,7 +78,7 @@ def test_every_type_is_converted_or_refused_by_a_test() -> None:
 
 
 @pytest.mark.slow
-def test_all_types_are_converted_or_refused_and_their_table_is_written(
+def test_all_types_are_converted_and_their_table_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The table's numbers are those of this run; ``tools/generate_docs.py`` shows them."""
@@ -88,25 +88,11 @@ def test_all_types_are_converted_or_refused_and_their_table_is_written(
     monkeypatch.setattr("sys.argv", ["count_model_types.py", "--json", str(TABLE)])
     count_model_types.main()
     rows = {row["model_type"]: row for row in json.loads(TABLE.read_text())["result"]["rows"]}
-    assert rows.keys() == {*TINY, *WITH_TOWERS, *WITH_PICTURES, *REFUSED}
+    assert rows.keys() == {*TINY, *WITH_TOWERS, *WITH_PICTURES, *BASES}
     for name, row in rows.items():
-        if name in REFUSED:
-            assert "an indexer chooses" in row["reason"]
-        else:
-            assert row["status"] == "ok" and row["streams"] and row["error"] <= 5e-5
+        assert row["status"] == "ok" and row["streams"] and row["error"] <= 5e-5
         if name in LINEAR_LAYERS:
             assert row["fused"].get("LinearAttention", 0) == LINEAR_LAYERS[name]
-
-
-@pytest.mark.services
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_attention_that_an_indexer_restricts_is_refused(model_type: str, tmp_path: Path) -> None:
-    auto = "AutoModel" if model_type.endswith("_text") else "AutoModelForMultimodalLM"
-    save_model(REFUSED[model_type], model_type, tmp_path, auto)
-    with pytest.raises(
-        UnsupportedModelError, match=r"Layer 1 of .*'indexed_attention': an indexer"
-    ):
-        load_model(tmp_path)
 
 
 def test_a_model_that_takes_marks_is_refused_by_its_head(tmp_path: Path) -> None:

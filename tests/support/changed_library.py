@@ -34,6 +34,20 @@ FUNCTIONS = {
 """Functions of its modeling files that are called otherwise."""
 
 
+WRITTEN_ANEW = {
+    r"\bcausal_conv1d_fn\b": "short_convolution",
+    r"(?s)(def short_convolution\(\n    hidden_states: torch.Tensor,\n    )weight(: .*?\n\):\n)": (
+        r"\1taps\2    weight = taps\n"
+    ),
+}
+"""A function of modeling files with another name, and another one for one of its parameters."""
+
+
+def rewritten(package: str, folder: Path) -> Path:
+    """Write a copy of transformers in which a function has another name and other parameters."""
+    return _changed(package, folder, WRITTEN_ANEW, re.compile(r"models/lfm2/modeling_"))
+
+
 def renamed(package: str, folder: Path) -> Path:
     """Write a copy of transformers whose parameters have other names."""
     return _changed(package, folder, RENAMED, CALLED)

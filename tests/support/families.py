@@ -236,6 +236,27 @@ TINY: dict[str, dict[str, Any]] = {
 }
 """Configuration by model type."""
 
+_INDEXED = ["linear_attention", "full_attention"]
+TINY["qwen4_exp_text"] = {
+    **{name: TINY["qwen3_5_moe_text"][name] for name in (*SIZES, *ATTENTION, *EXPERTS)},
+    **{name: value for name, value in DELTA.items() if name != "layer_types"},
+    **{"head_dim": 16, "hc_count": 2, "hc_lowrank": 8, "layer_types": _INDEXED},
+    **{"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+    **{"indexer_budget": 8, "indexer_compress_ratio": 4},
+}
+BASES: dict[str, dict[str, Any]] = {
+    "glm5_next_text": {
+        **SIZES,
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16},
+        **{"kv_lora_rank": 12, "q_lora_rank": 12, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "hc_mult": 2},
+        **{"linear_head_dim": 16, "linear_num_heads": 2, "layer_types": _INDEXED},
+        **{"index_topk": 8, "index_head_dim": 16, "index_n_heads": 8, "index_kpool": 4},
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+}
+"""Configuration of types that have no language model without towers: their base model."""
+
 _SIGHT = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "patch_size": 4},
@@ -244,6 +265,7 @@ _SOUND = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1},
     "num_attention_heads": 2,
 }
+_SEEN = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
 _MINICPM = {
     "text_config": {"model_type": "qwen3_5_text", **TINY["qwen3_5_text"]},
     "vision_config": {**_SIGHT, "image_size": 16, "insert_layer_id": 0},
@@ -274,6 +296,11 @@ WITH_TOWERS: dict[str, dict[str, Any]] = {
         "vision_config": {**_SIGHT, "projection_hidden_dim": 32, "text_hidden_size": 32},
         "image_token_id": 60,
     },
+    "glm5_next": {
+        "text_config": BASES["glm5_next_text"],
+        "vision_config": {**_SEEN, "intermediate_size": 48},
+    },
+    "qwen4_exp": {"text_config": TINY["qwen4_exp_text"], "vision_config": _SEEN},
     "minicpm_ocr": _MINICPM,
     "minicpmv4_6": _MINICPM,
     "minicpmv4_7": _MINICPM,
@@ -301,33 +328,6 @@ WITH_TOWERS: dict[str, dict[str, Any]] = {
 }
 """Models with towers that are not converted: their language model is, for text alone."""
 
-_INDEXED = ["linear_attention", "full_attention"]
-_QWEN4 = {
-    **{name: TINY["qwen3_5_moe_text"][name] for name in (*SIZES, *ATTENTION, *EXPERTS)},
-    **{name: value for name, value in DELTA.items() if name != "layer_types"},
-    **{"head_dim": 16, "hc_count": 2, "hc_lowrank": 8, "layer_types": _INDEXED},
-    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
-    **{"indexer_budget": 8, "indexer_compress_ratio": 4},
-}
-_GLM5 = {
-    **SIZES,
-    **{"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16},
-    **{"kv_lora_rank": 12, "q_lora_rank": 12, "qk_nope_head_dim": 8, "v_head_dim": 16},
-    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "hc_mult": 2},
-    **{"linear_head_dim": 16, "linear_num_heads": 2, "layer_types": _INDEXED},
-    **{"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2, "index_kpool": 4},
-    "mlp_layer_types": ["dense", "sparse"],
-}
-_SEEN = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
-
-REFUSED: dict[str, dict[str, Any]] = {
-    "glm5_next": {"text_config": _GLM5, "vision_config": {**_SEEN, "intermediate_size": 48}},
-    "glm5_next_text": _GLM5,
-    "qwen4_exp": {"text_config": _QWEN4, "vision_config": _SEEN},
-    "qwen4_exp_text": _QWEN4,
-}
-"""Configurations of types whose attention layers an indexer restricts: they are not converted."""
-
 LINEAR_LAYERS = {
     "qwen3_5_text": 1,
     "qwen3_5_moe_text": 1,
@@ -351,6 +351,7 @@ LINEAR_LAYERS = {
     "inkling2_text": 0,
     "inkling2_loop_text": 0,
     "lara_mini": 1,
+    "qwen4_exp_text": 1,
     "zaya": 0,
     "bailing_hybrid": 1,
     "zamba": 8,

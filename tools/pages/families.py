@@ -21,6 +21,7 @@ KINDS = {
     "causal_conv": "short convolution",
     "dynamic_conv": "short convolution",
     "compressed_conv": "short convolution",
+    "indexers": "attention to tokens that an indexer chooses, beside linear layers",
 }
 """Recurrence that a patch's module computes, in the order of the table; several may share one."""
 
@@ -28,9 +29,9 @@ KINDS = {
 def _transformers() -> Iterator[list[str]]:
     """Yield a row for each recurrence: its name, its model types, how many were converted."""
     from linexport.patches import patches
-    from tests.support.families import LINEAR_LAYERS
+    from tests.support.families import BASES, LINEAR_LAYERS
 
-    tested = {name.removesuffix("_text") for name in LINEAR_LAYERS}
+    tested = {name.removesuffix("_text") for name in (*LINEAR_LAYERS, *BASES)}
     by_module = {p.swaps[0].replacement.__module__.rpartition(".")[2]: p for p in patches()}
     for kind in dict.fromkeys(KINDS.values()):
         found = [by_module[module] for module, named in KINDS.items() if named == kind]

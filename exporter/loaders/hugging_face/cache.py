@@ -2,6 +2,7 @@
 
     key_<layer>, value_<layer>   (B, H, past, d)    attention; they grow by one row a token
                                  (B, H, W - 1, d)   with a sliding window of W tokens: the last rows
+    index_<layer>                (B, past, d)       keys of an indexer, which chooses tokens by them
     conv_<layer>, state_<layer>                     linear attention, see ``patches.state_cache``
 
 Attention layers keep the library's own class. A window that is not full yet begins with rows of
@@ -21,11 +22,13 @@ from transformers import DynamicCache
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.state_cache import StateCache
+from linexport.system.versions import TRANSFORMERS
 
-KEYS, VALUES = "key", "value"
+KEYS, VALUES, INDEX = "key", "value", "index"
 
 KINDS = (
     "DummyLayer",
+    "DynamicIndexedLayer",
     "DynamicLayer",
     "DynamicSlidingWindowLayer",
     "LinearAttentionAndFullAttentionLayer",
@@ -90,18 +93,21 @@ def _of_all_passes(config: Any) -> list[Any]:
 def _unknown_kind(config: Any, index: int, layer: Any) -> UnsupportedModelError:
     types = config.get_text_config(decoder=True).layer_types
     kind = types[index % len(types)]
-    what = f"Layer {index} of {config.model_type} is of type {kind!r}"
-    if hasattr(layer, "update_indexer"):
-        return UnsupportedModelError(
-            f"{what}: an indexer chooses by their values to which tokens it attends, and keeps "
-            "keys of its own. linexport has no such attention; it converts layers that attend to "
-            "all tokens or to a window of them. Use the model in transformers."
-        )
     return UnsupportedModelError(
-        f"{what}, whose states transformers keeps in {type(layer).__name__}. linexport knows "
-        "those of full_attention, sliding_attention, linear_attention, conv and hybrid layers. "
-        "Use the model in transformers."
+        f"Layer {index} of {config.model_type} is of type {kind!r}, whose states transformers "
+        f"keeps in {type(layer).__name__}. linexport knows those of full_attention, "
+        "sliding_attention, indexed_attention, linear_attention, conv and hybrid layers. "
+        f"{TRANSFORMERS.advice()}"
     )
+
+
+def tell_positions(made: DynamicCache, positions: Tensor) -> None:
+    """Tell a cache the positions of the tokens before, (B, past), where indexers read them."""
+    axes = positions.expand(3, -1, -1)
+    made.position_ids = axes  # transformers 5.18
+    for layer in made.layers:
+        if hasattr(layer, "indexer_position_ids"):
+            layer.indexer_position_ids = axes
 
 
 def presents(made: DynamicCache, state_cache: StateCache) -> dict[str, Tensor]:
@@ -110,7 +116,10 @@ def presents(made: DynamicCache, state_cache: StateCache) -> dict[str, Tensor]:
     for index, layer in enumerate(made.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and values is not None:
-            found |= {f"{KEYS}_{index}": keys, f"{VALUES}_{index}": values}
+            found |= {f"{KEYS}_{index}": keys}
+            found |= {f"{VALUES}_{index}": values} if values.shape[-1] else {}
+        chosen_by = getattr(layer, "indexer_keys", None)
+        found |= {} if chosen_by is None else {f"{INDEX}_{index}": chosen_by}
     return dict(sorted(found.items(), key=lambda item: _place(item[0])))
 
 
@@ -121,9 +130,14 @@ def _place(name: str) -> tuple[int, ...]:
 def _fill(layer: Any, state_cache: StateCache, index: int) -> None:
     keys = state_cache.past.get(f"{KEYS}_{index}")
     if keys is not None:
-        layer.keys, layer.values = keys, state_cache.past[f"{VALUES}_{index}"]
+        # Latents without a part that turns have values of width 0, which are not kept.
+        values = state_cache.past.get(f"{VALUES}_{index}", keys[..., :0])
+        layer.keys, layer.values = keys, values
         layer.dtype, layer.device = keys.dtype, keys.device
         layer.is_initialized = True
+    chosen_by = state_cache.past.get(f"{INDEX}_{index}")
+    if chosen_by is not None:
+        layer.indexer_keys, layer.is_indexer_initialized = chosen_by, True
     if layer.is_sliding:
         _slide(layer)
 

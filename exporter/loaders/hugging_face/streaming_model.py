@@ -28,7 +28,15 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import PAST
 from linexport.graph.states import KEY_VALUES, PADDING, State
-from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
+from linexport.loaders.hugging_face.cache import (
+    INDEX,
+    KEYS,
+    VALUES,
+    make_cache,
+    presents,
+    tell_positions,
+    windows,
+)
 from linexport.loaders.hugging_face.causal_model import (
     CausalModel,
     last_hidden_states,
@@ -64,6 +72,7 @@ OPS = {
     "window": "Window",
     KEYS: KEY_VALUES,
     VALUES: KEY_VALUES,
+    INDEX: "IndexerKeys",
     MASK: PADDING,
     COUNT: "TokenCount",
 }
@@ -75,10 +84,13 @@ INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
 ROWS, BEFORE, NOW, CHUNKS = 2, 3, 5, 128
 """Sizes of example inputs: sequences, tokens before and of the call, and those of two chunks."""
 
-SOFTMAX = ("full_attention", "sliding_attention", "chunked_attention", "dense", "mlp", "moe")
+SOFTMAX = (
+    *("full_attention", "sliding_attention", "chunked_attention", "indexed_attention"),
+    *("dense", "mlp", "moe"),
+)
 """Types of layers in a configuration that keep keys and values, or nothing."""
 
-GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
+GROWING_AXES = {KEYS: 2, VALUES: 2, INDEX: 1, MASK: 1}
 """The axis along which a state grows, unless it keeps a window."""
 
 Outputs = Tensor | tuple[Tensor, Tensor]
@@ -138,6 +150,9 @@ class Streaming(CausalModel):
         else:
             positions = self.positions(mask, length)
         cache = make_cache(self.model.config, state_cache)
+        if MASK in past and not counted:
+            before_these = self.positions(past[MASK], past[MASK].shape[1])
+            tell_positions(cache, before_these.get("position_ids", past[MASK]))
         with using_states(state_cache), last_hidden_states(self.model, self.gives_hidden) as hidden:
             output = self.run(
                 **given,
@@ -162,7 +177,7 @@ class Streaming(CausalModel):
         kind, _, layer = name.partition("_")
         if kind == MASK:
             return self._longest is None
-        return kind in (KEYS, VALUES) and self.windows[int(layer)] is None
+        return kind in (KEYS, VALUES, INDEX) and self.windows[int(layer)] is None
 
     @contextmanager
     def patched(self) -> Iterator[None]:
