@@ -9,7 +9,7 @@ from linexport.conversion.stages import TracedOriginal
 from linexport.graph.dims import sequence
 from linexport.graph.states import State, find_states
 from linexport.manifest.proof import StreamingRecord, TokenFlowRecord
-from linexport.manifest.records import BUFFER
+from linexport.manifest.records import UNFOLLOWED
 from linexport.report import token_flow
 from linexport.token_flow import classify, flow_record
 
@@ -24,8 +24,10 @@ def token_flow_of(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlow
     """Return what the nodes of a rewritten graph do along the tokens.
 
     None of a model that writes buffers: its calls are what they are, whatever they do with tokens.
+    And none of one with an indexer, whose blocks of tokens are complete by numbers that are not
+    followed: its layers are the library's, and split sequences are compared with whole ones.
     """
-    if any(state.op == BUFFER for state in original.traced.states):
+    if any(state.op in UNFOLLOWED for state in original.traced.states):
         return None
     tokens = sequence(original.dims)
     multiple = 1 if tokens is None else original.dims[tokens].multiple

@@ -14,7 +14,7 @@ from linexport.inspection import subgraph
 from linexport.inspection.ops import linexport_ops
 from linexport.loaders import load_model
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
-from linexport.manifest.records import BUFFER, RangeRecord, SourceRecord
+from linexport.manifest.records import UNFOLLOWED, RangeRecord, SourceRecord
 from linexport.recognise.draws import within
 from linexport.token_flow import classify, flow_record
 
@@ -62,7 +62,7 @@ def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
             FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
         ),
         token_flow=None
-        if any(state.op == BUFFER for state in traced.states)
+        if any(state.op in UNFOLLOWED for state in traced.states)
         else flow_record(classify(rewritten.model, held, tokens, multiple), traced.line),
         states=tuple(s.record() for s in held),
         ops=linexport_ops(rewritten.model),

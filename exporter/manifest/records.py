@@ -82,6 +82,12 @@ class InputRecord(TensorRecord):
 BUFFER = "Buffer"
 """Name in place of an op: of a buffer that the model's own code writes in each call."""
 
+INDEXER = "IndexerKeys"
+"""Name in place of an op: of keys by which an indexer chooses the tokens that are attended to."""
+
+UNFOLLOWED = (BUFFER, INDEXER)
+"""Names of states that a model's nodes are not followed to: its calls are compared alone."""
+
 
 @dataclass(frozen=True)
 class StateRecord:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linexport.errors import ParityError
+from linexport.errors import ParityError, UnsupportedModelError
 from linexport.patches import Patch, Swap, choosing_together
 from linexport.patches.latent_attention import attended, latents, queries
 from linexport.patches.softmax_attention import attend
@@ -204,7 +204,17 @@ def glm_attention(
 
 
 def glm_pools(self: Any, packed_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Stands in for ``Glm5NextTextIndexer.get_pooled_states``: all blocks, complete or not."""
+    """Stands in for ``Glm5NextTextIndexer.get_pooled_states``: all blocks, complete or not.
+
+    Raises:
+        UnsupportedModelError: tokens before the first complete block attend to none.
+    """
+    if not self.index_kpool_always_select_tail:
+        raise UnsupportedModelError(
+            "With index_kpool_always_select_tail = False the first tokens attend to no token, and "
+            "transformers gives them the mean of all, later ones among them: expected True. Use "
+            "the model in transformers."
+        )
     width, size = self.head_dim, self.index_kpool
     keys, gates, real = packed_states.split([width, width, 1], -1)
     valid, total = real[..., 0] != 0, packed_states.shape[1]

@@ -50,6 +50,7 @@ from linexport.loaders.hugging_face.vision.positions import (
     grid_positions,
 )
 from linexport.loaders.loaded_model import DecodeModule, VisionTower
+from linexport.manifest.records import INDEXER
 from linexport.patches import experts, rotary, text_positions
 from linexport.patches.packages import as_ops
 from linexport.patches.state_cache import StateCache, UnknownCodeError, using_states
@@ -72,7 +73,7 @@ OPS = {
     "window": "Window",
     KEYS: KEY_VALUES,
     VALUES: KEY_VALUES,
-    INDEX: "IndexerKeys",
+    INDEX: INDEXER,
     MASK: PADDING,
     COUNT: "TokenCount",
 }
