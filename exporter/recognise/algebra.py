@@ -14,6 +14,7 @@ from linexport.recognise.signs import sign_of
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import (
     MAX_FACTORS,
+    MAX_NESTED,
     MAX_TERMS,
     Count,
     Factor,
@@ -135,7 +136,11 @@ def summed(form: Form, places: Sequence[int], keep: bool) -> Form:
 
 def reasonable(form: Form) -> bool:
     """Return whether a form is small enough to be worth following."""
-    return len(form.terms) <= MAX_TERMS and all(len(t.factors) <= MAX_FACTORS for t in form.terms)
+    return (
+        len(form.terms) <= MAX_TERMS
+        and all(len(t.factors) <= MAX_FACTORS for t in form.terms)
+        and form.nested <= MAX_NESTED
+    )
 
 
 def exponential(form: Form) -> Form | None:

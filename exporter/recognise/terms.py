@@ -18,6 +18,7 @@ it multiplies, sums, transposes and reshapes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -36,8 +37,9 @@ TURNS = ("cos", "sin")
 BOOLEAN = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or"}
 """Operators that give truth values."""
 
-MAX_TERMS, MAX_FACTORS = 6, 14
-"""Larger forms are not attention; they are given up for opaque values."""
+MAX_TERMS, MAX_FACTORS, MAX_NESTED = 6, 14, 120
+"""Larger forms are not attention; they are given up for opaque values. The last counts the factors
+of all sums within sums: a step of Sinkhorn's iteration, x / sum(x), has twice those of the last."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,10 @@ class Nested:
 
     def key(self) -> tuple[Any, ...]:
         """Return a key that is equal for factors that are the same up to their labels."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
         return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:
@@ -217,6 +223,11 @@ class Term:
         """Return a key that is equal for terms the same up to labels and coefficients."""
         return tuple(sorted((f.key() for f in self.factors), key=repr))
 
+    @property
+    def nested(self) -> int:
+        """Number of its factors, with those of the sums within it."""
+        return sum(f.inner.nested if isinstance(f, Nested) else 1 for f in self.factors)
+
     def scaled(self, by: float) -> Term:
         """Return the term times a number."""
         return Term(self.coefficient * by, self.factors)
@@ -244,6 +255,11 @@ class Form:
         """Relabel every dim and sum: the labels of a form have no meaning outside it."""
         axes = {a for index in self.dims for a in index}.union(*(t.axes for t in self.terms))
         return self.rename({a: (Axis(a.size),) for a in axes if not a.parameter})
+
+    @property
+    def nested(self) -> int:
+        """Number of its factors, with those of the sums within it."""
+        return sum(t.nested for t in self.terms)
 
     @property
     def axes(self) -> frozenset[Axis]:

@@ -56,7 +56,7 @@ def numbers(release: str) -> tuple[int, ...]:
 
 
 TRANSFORMERS = ReleaseWindow("transformers", "5.18.0", "5.24.0")
-TORCH = ReleaseWindow("torch", "2.12.0", "2.14.1")
+TORCH = ReleaseWindow("torch", "2.13.0", "2.14.1")
 ONNX = ReleaseWindow("onnx", "1.21.0", "1.23.2")
 ONNXRUNTIME = ReleaseWindow("onnxruntime", "1.30.0", "1.32.0")
 
