@@ -105,7 +105,8 @@ def described(module: Any) -> ExpertFunction | None:
     if module.has_bias or _has_norm(module) or module.is_transposed:
         return None
     # Experts with a gate of their own may have no such attribute.
-    gate, act = type(module)._apply_gate, getattr(module, "act_fn", None)
+    gate = type(module)._apply_gate
+    act: Any = getattr(module, "act_fn", None)
     activation = getattr(act, "__name__", type(act).__name__)
     if gate is find("integrations.moe", "_default_apply_gate") and activation in ACTIVATIONS:
         return ExpertFunction(ACTIVATIONS[activation], module.has_gate)

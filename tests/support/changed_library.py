@@ -9,10 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 RENAMED = {
+    r"@deprecate_kwarg\([^)]*\)\n\s*": "",
     r"\battention_mask\b": "padding_mask",
     r"\b(?:past_key_values|cache_params|(?<!functools\.)(?<!batching\.)cache)\b": "kept_states",
 }
-"""Parameters for mask and cache, and all that is called so, in modeling files of transformers."""
+"""Parameters for mask and cache, and all that is called so, in modeling files of transformers; names
+they had before are no longer taken."""
 
 CALLED = re.compile(r"models/\w+/modeling_|masking_utils|modeling_(outputs|layers|utils)")
 """Files of transformers in which these are parameters."""
