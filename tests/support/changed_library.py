@@ -13,8 +13,8 @@ RENAMED = {
     r"\battention_mask\b": "padding_mask",
     r"\b(?:past_key_values|cache_params|(?<!functools\.)(?<!batching\.)cache)\b": "kept_states",
 }
-"""Parameters for mask and cache, and all that is called so, in modeling files of transformers; names
-they had before are no longer taken."""
+"""Parameters for mask and cache, and all that is called so, in modeling files of transformers.
+Names they had before are no longer taken."""
 
 CALLED = re.compile(r"models/\w+/modeling_|masking_utils|modeling_(outputs|layers|utils)")
 """Files of transformers in which these are parameters."""
