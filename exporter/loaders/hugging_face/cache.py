@@ -101,7 +101,7 @@ def _unknown_kind(config: Any, index: int, layer: Any) -> UnsupportedModelError:
     )
 
 
-def tell_positions(made: DynamicCache, positions: Tensor) -> None:
+def tell_positions(made: Any, positions: Tensor) -> None:
     """Tell a cache the positions of the tokens before, (B, past), where indexers read them."""
     axes = positions.expand(3, -1, -1)
     made.position_ids = axes  # transformers 5.18
