@@ -19,7 +19,7 @@ Source = Annotated[
         help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
         "Hugging Face model folder, an adapter folder of peft's, or package.module:callable, a "
         "factory returning "
-        "(module, args[, kwargs][, dynamic_shapes])."
+        "(module, args), also with kwargs and dynamic_shapes."
     ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Folder to write the artifact to.")]
