@@ -84,7 +84,7 @@ def without_plain_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "run_plain_export", lambda *_: PlainExport())
 
 
-@pytest.mark.services
+@pytest.mark.slow
 def test_near_ties_of_layers_are_settled_and_a_wrong_layer_is_named(
     model: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
