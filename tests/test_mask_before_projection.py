@@ -51,6 +51,17 @@ def test_rows_are_chosen_before_a_projection_and_are_the_same() -> None:
     assert not expected[~mask[..., 0]].any()
 
 
+def test_a_mask_may_have_more_rows_than_what_is_projected() -> None:
+    model = projected(16)
+    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("x", 1, [1, "t", 8]))
+    rewritten = passes.rewrite(model, passes.STATELESS).model
+    assert order(rewritten) == ["Where", "MatMul"]
+    onnx.shape_inference.infer_shapes(rewritten, strict_mode=True, check_type=True)
+    random = np.random.default_rng(2)
+    x, mask = random.standard_normal((1, 5, 8)).astype(np.float32), random.random((3, 5, 1)) < 0.5
+    np.testing.assert_array_equal(output(rewritten, x, mask), output(model, x, mask))
+
+
 @pytest.mark.parametrize(
     ("width", "changes"),
     [

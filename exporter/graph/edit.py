@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -56,15 +56,23 @@ def index_of(graph: gs.Graph, node: gs.Node) -> int:
     return next(i for i, other in enumerate(graph.nodes) if other is node)
 
 
-def nodes_behind(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
-    """Return the nodes that tensors are computed by."""
-    found: dict[int, gs.Node] = {}
+def nodes_behind(
+    tensors: Iterable[gs.Tensor], ends: Container[str] = (), known: Iterable[gs.Node] = ()
+) -> list[gs.Node]:
+    """Return the nodes that tensors are computed by.
+
+    Args:
+        tensors: where to begin.
+        ends: operators whose inputs are not followed.
+        known: nodes that are returned as well, and not followed.
+    """
+    found = {id(node): node for node in known}
     pending = list(tensors)
     while pending:
         for node in pending.pop().inputs:
             if id(node) not in found:
                 found[id(node)] = node
-                pending += node.inputs
+                pending += [] if node.op in ends else node.inputs
     return list(found.values())
 
 

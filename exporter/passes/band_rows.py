@@ -18,6 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.shapes import completed_shapes
 from linexport.passes.contract import NoMatchError, Pass, PassResult
@@ -183,14 +184,9 @@ class _Proof:
 
     def _with_masks(self, band: Band) -> list[gs.Node]:
         """Return the nodes of a band, with those that compute its masks."""
-        found = {id(n): n for n in band.nodes}
-        pending = [tensor for tensor, _ in band.masks.values()]
-        while pending:
-            for node in pending.pop().inputs:
-                if id(node) not in found:
-                    found[id(node)] = node
-                    pending += [] if node.op in SIZES_ONLY else node.inputs
-        return sorted(found.values(), key=lambda n: self._place[id(n)])
+        masks = [tensor for tensor, _ in band.masks.values()]
+        found = nodes_behind(masks, SIZES_ONLY, band.nodes)
+        return sorted(found, key=lambda n: self._place[id(n)])
 
     def _fed(
         self,

@@ -63,7 +63,9 @@ def _match(graph: gs.Graph, node: gs.Node) -> _Masked | None:
 def _rewrite(graph: gs.Graph, node: gs.Node, found: _Masked) -> None:
     """Exchange the two; the product takes the name of what was chosen."""
     x, weight = found.product.inputs
-    masked = gs.Variable(f"{node.outputs[0].name}/masked", found.zero.dtype, x.shape)
+    sizes = node.outputs[0].shape  # a mask may have more rows than x
+    shape = sizes and [*sizes[:-1], weight.shape[0]]
+    masked = gs.Variable(f"{node.outputs[0].name}/masked", found.zero.dtype, shape)
     zero = gs.Constant(f"{masked.name}/zero", np.zeros((), found.zero.dtype))
     name, (output,) = found.product.name, node.outputs
     node.outputs = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.candidate import inputs_of
 from linexport.recognise.moved import LAYOUT
@@ -127,13 +128,7 @@ class CountReader:
 
     def _behind(self, tensor: gs.Tensor) -> list[gs.Node]:
         """Return the nodes that compute a value of sizes, in order."""
-        found, pending = dict[int, gs.Node](), [tensor]
-        while pending:
-            for node in pending.pop().inputs:
-                if id(node) not in found:
-                    found[id(node)] = node
-                    pending += [] if node.op in SIZES_ONLY else node.inputs
-        return sorted(found.values(), key=lambda n: self._place[id(n)])
+        return sorted(nodes_behind([tensor], SIZES_ONLY), key=lambda n: self._place[id(n)])
 
     def _run(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> Counted | None:
         reach, given, axis = reach_of(nodes), inputs_of(nodes), self.sizes.axis(tensor)

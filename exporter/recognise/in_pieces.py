@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.candidate import inputs_of
 from linexport.recognise.moved import Moved
@@ -132,14 +133,9 @@ class WindowReader:
 
     def _with_positions(self, nodes: Sequence[gs.Node]) -> tuple[gs.Node, ...]:
         """Return nodes with those that compute places of tokens for them, in graph order."""
-        found = {id(n): n for n in nodes}
-        pending = [t for t in inputs_of(nodes) if self._is_computed(t)]
-        while pending:
-            node = next(iter(pending.pop().inputs), None)
-            if node is not None and id(node) not in found:
-                found[id(node)] = node
-                pending += [] if node.op in SIZES_ONLY else node.inputs
-        return tuple(sorted(found.values(), key=lambda n: self._place[id(n)]))
+        places = [t for t in inputs_of(nodes) if self._is_computed(t)]
+        found = nodes_behind(places, SIZES_ONLY, nodes)
+        return tuple(sorted(found, key=lambda n: self._place[id(n)]))
 
     def _is_computed(self, tensor: gs.Tensor) -> bool:
         """Return whether a value is of places in a piece: others are of positions in the whole."""

@@ -354,9 +354,12 @@ def tally(seeds: Iterable[int]) -> Tally:
         result.graphs += 1
         if graph.spoiled is None:
             result.true += 1
-            # A running sum that a branch reads is an operator of its own.
-            own = [m for m in matches if not m.added[-1].endswith("CumulativeSum")]
-            if [(m.causal, m.normalize) for m in own] == [(graph.causal, graph.normalised)]:
+            # A running sum that a branch reads is an operator of its own, and no other sum is.
+            sums = [m for m in matches if m.added[-1].endswith("CumulativeSum")]
+            own = [m for m in matches if m not in sums]
+            kinds = [(m.causal, m.normalize) for m in own]
+            few = len(sums) < len(graph.model.graph.output)
+            if few and kinds == [(graph.causal, graph.normalised)]:
                 result.found += 1
             else:
                 result.missed.append((seed, f"{graph.recipe}: {rewritten.findings}"))
