@@ -21,7 +21,7 @@ KINDS = {
     "causal_conv": "short convolution",
     "dynamic_conv": "short convolution",
     "compressed_conv": "short convolution",
-    "indexers": "attention to tokens that an indexer chooses, beside linear layers",
+    "indexers": "attention to tokens that an indexer chooses, in models with linear layers",
 }
 """Recurrence that a patch's module computes, in the order of the table; several may share one."""
 

@@ -7,7 +7,7 @@ from linexport.system.torch_internals import Internal
 TREES = Internal(
     "torch.utils._pytree",
     "tree_flatten",
-    "takes inputs apart in the order of torch.export",
+    "flattens inputs in the order of torch.export",
 )
 TREES.need()
 
