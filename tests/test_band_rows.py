@@ -107,6 +107,22 @@ def matrix_of_a_sum(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     return (ones.tril() - ones.tril(-w)) @ v
 
 
+def between_two_triangles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    weights = scores(q, k).tanh()
+    return (weights.tril() - weights.tril(-w)) @ v
+
+
+def between_two_selections(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    weights, d = scores(q, k).tanh(), distances(q)
+    late = torch.where(d >= w, weights, 0.0)
+    return (-late + weights * (d >= 0)) @ v
+
+
+def looked_up(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    table = torch.linspace(1, -1, w, dtype=v.dtype)
+    return torch.where(near(q, w), table[distances(q).clamp(0, w - 1)], 0.0) @ v
+
+
 def unfolded(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     return F.pad(v, (0, 0, w - 1, 0)).unfold(1, w, 1).mean(-1)
 
@@ -119,6 +135,7 @@ def difference_of_sums(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
 BANDS: list[Attend] = [
     *(multiplied_by_a_mask, filled, between_triangles, of_earlier_tokens, einsums, faded),
     *(heads, heads_in_the_batch, shares, shares_below_the_largest, squares_of_shares, logarithm),
+    *(between_two_triangles, between_two_selections, looked_up),
     *(matrix_of_a_mean, matrix_of_a_sum, unfolded, difference_of_sums),
 ]
 

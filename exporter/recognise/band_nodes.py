@@ -6,6 +6,7 @@ mask(d)                     as it was, and for columns of no token what it is fa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 
 import numpy as np
@@ -66,8 +67,11 @@ class BandWriter(Nodes):
             self._is_real = self._in_layout(self.real)
         made: dict[str, gs.Tensor] = dict(self.seen)
         for name, (tensor, mask) in self.band.masks.items():
-            made[name] = self._mask(tensor, mask)
+            made[name] = self._mask(np.dtype(tensor.dtype), mask)
         for node in self.band.nodes:
+            if node.outputs[0].name in self.band.selections:
+                made[node.outputs[0].name] = self._selected(node.outputs[0], made)
+                continue
             inputs = [made.get(t.name, t) for t in node.inputs]
             if node.op == "Trilu":  # column 0 is so many rows before the first token
                 inputs[1:] = [self._integer(self.band.diagonals[node.name] + self.band.rows)]
@@ -81,18 +85,25 @@ class BandWriter(Nodes):
             copy.outputs = outputs
             self.nodes.append(copy)
 
-    def _pairs(self, node: gs.Node, tensor: gs.Tensor, inputs: list[gs.Tensor]) -> Shape:
+    def _pairs(self, node: gs.Node | None, tensor: gs.Tensor, inputs: list[gs.Tensor]) -> Shape:
         """Return the sizes of a value of pairs; a mask of which rows are real adds the batch."""
         shapes: list[Shape] = [[*tensor.shape[:-1], self.total]]
-        if node.op not in PRODUCTS:
+        if node is None or node.op not in PRODUCTS:
             shapes += [list(t.shape) for t in inputs if t.shape is not None]
         rank = max(map(len, shapes))
         full = [[*[1] * (rank - len(shape)), *shape] for shape in shapes]
         return [next((n for n in sizes if n != 1), 1) for sizes in zip(*full, strict=True)]
 
-    def _mask(self, tensor: gs.Tensor, mask: ByDistance) -> gs.Tensor:
+    def _selected(self, tensor: gs.Tensor, made: Mapping[str, gs.Tensor]) -> gs.Variable:
+        """Return another value of pairs where a sum is that value, and 0 where it is 0."""
+        name, kept = self.band.selections[tensor.name]
+        zero = gs.Constant(self.name("zero"), np.zeros((), tensor.dtype))
+        inputs = [self._mask(BOOL, kept), made[name], zero]
+        return self.add("Where", inputs, tensor.dtype, shape=self._pairs(None, tensor, inputs))
+
+    def _mask(self, dtype: np.dtype[np.generic], mask: ByDistance) -> gs.Tensor:
         """Return a mask of rows and columns, (T, rows + T) or with axes in front."""
-        dtype, last = np.dtype(tensor.dtype), self.band.rows + 1
+        last = self.band.rows + 1
         values = np.asarray(mask.at(np.arange(-1, last + 1))).astype(dtype)
         far, runs = values[-1], list[tuple[int, int, np.generic]]()
         # Distances below 0 are a run of their own: those columns are tokens at hand.
@@ -107,14 +118,17 @@ class BandWriter(Nodes):
         for first, end, value in runs:
             number = gs.Constant(self.name("value"), np.asarray(value, dtype))
             within = self._within(first, end)
-            found = self.add("Where", [within, number, found], dtype, shape=within.shape)
+            shape = max(within.shape, list(found.shape), key=len)
+            found = self.add("Where", [within, number, found], dtype, shape=shape)
         return found
 
     def _any(self, runs: list[tuple[int, int, np.generic]]) -> gs.Variable:
         """Return where distances are in one of several runs."""
         first, *rest = [self._within(a, b) for a, b, _ in runs]
         for other in rest:
-            first = self.add("Or", [first, other], BOOL, shape=first.shape)
+            # Only what is read of earlier tokens asks which rows are real, by an axis of the batch.
+            shape = max(first.shape, other.shape, key=len)
+            first = self.add("Or", [first, other], BOOL, shape=shape)
         return first
 
     def _not(self, x: gs.Variable) -> gs.Variable:
@@ -146,7 +160,15 @@ class BandWriter(Nodes):
             place = self.add("Where", inputs, INT, shape=shape)
         place = self.add("Add", [place, self._integer(1)], INT, shape=place.shape)
         table = gs.Constant(self.name("table"), values)
-        return self.add("Gather", [table, place], dtype, attrs={"axis": 0}, shape=place.shape)
+        found = self.add("Gather", [table, place], dtype, attrs={"axis": 0}, shape=place.shape)
+        # What the table has far away is written as a number: a band is told by such numbers.
+        first = 0 if values[0] == values[-1] else -1
+        inputs = [
+            self._within(first, far - 1),
+            found,
+            gs.Constant(self.name("far"), np.asarray(values[-1])),
+        ]
+        return self.add("Where", inputs, dtype, shape=found.shape)
 
     def _distance(self) -> gs.Variable:
         """(T, rows + T)."""

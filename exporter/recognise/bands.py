@@ -17,10 +17,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.operators import SIZES_ONLY
-from linexport.recognise import entries
 from linexport.recognise.distances import ByDistance, read_distances
-from linexport.recognise.entries import EXCLUDED, UNKNOWN, Entries
+from linexport.recognise.entries import EXCLUDED, UNKNOWN, Entries, made_of
 from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.multiples import Multiple, multiple_of
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.rules.elementwise import BINARY, OTHER, UNARY
 from linexport.recognise.token_sizes import TokenSizes, of_positions
@@ -36,6 +36,8 @@ LEAST = ("ReduceMax", "ReduceLogSumExp", "Softmax")
 """Operators over keys, of which scores of minus infinity are no part."""
 
 PRODUCTS = ("MatMul", "Einsum")
+
+SUMS = ("Add", "Sub")
 
 MOST_NODES = 60
 
@@ -63,6 +65,8 @@ class Band:
         columns: by name.
         neutral: values that are summed over keys, with the operator.
         diagonals: of triangles, by the name of their node.
+        selections: sums, by name, that are another value of pairs at some distances and 0 at all
+            others: the name of that value, and where they are it.
         rows: earlier tokens that a token sees.
         counts: whether a row before the first token would count, although all it has is zero.
     """
@@ -72,6 +76,7 @@ class Band:
     columns: dict[str, BandColumn] = field(default_factory=dict)
     neutral: list[tuple[gs.Tensor, str]] = field(default_factory=list)
     diagonals: dict[str, int] = field(default_factory=dict)
+    selections: dict[str, tuple[str, ByDistance]] = field(default_factory=dict)
     rows: int = 0
     counts: bool = False
 
@@ -256,9 +261,18 @@ class BandReader:
         reach += sum(abs(k) + 1 for k in band.diagonals.values())
         distances = np.arange(-reach, reach + 1)
         known = {name: mask.at(distances) * 1.0 for name, (_, mask) in band.masks.items()}
+        multiples = dict[str, Multiple]()
         for node in band.nodes:
             if self.sizes.is_pair(node.outputs[0]):
-                known[node.outputs[0].name] = self._entries(node, band, known, distances)
+                name, given = node.outputs[0].name, self._given(node, known, len(distances))
+                kept = self._kept(node, band, distances)
+                made = self._entries(node, given, kept)
+                multiple = multiples[name] = multiple_of(node, given, multiples, kept)
+                if multiple.of in known and node.op in SUMS and multiple.is_selection:
+                    # Two selections of one value may cancel each other: data are finite.
+                    made = np.where(multiple.factors == 0, 0.0, known[multiple.of])
+                    band.selections[name] = multiple.of, multiple.at(reach)
+                known[name] = made
         seen = np.zeros(len(distances), bool)
         for tensor, op in band.neutral:
             values = known[tensor.name]
@@ -274,19 +288,26 @@ class BandReader:
             raise NotAttentionError("it delays values by a number of tokens")
         return int(places[-1])
 
-    def _entries(
-        self, node: gs.Node, band: Band, known: dict[str, Entries], distances: np.ndarray
-    ) -> Entries:
+    def _given(self, node: gs.Node, known: dict[str, Entries], count: int) -> list[Entries]:
+        """Return the entries of what a node reads, as far as they are of pairs."""
+        if node.op in PRODUCTS:
+            return [np.full(count, UNKNOWN)] * len(node.inputs)
+        tensors = node.inputs[:1] if node.op == "Trilu" else node.inputs
+        return [self._of(tensor, known, count) for tensor in tensors]
+
+    def _kept(self, node: gs.Node, band: Band, distances: np.ndarray) -> np.ndarray:
+        """Return at which distances a triangle keeps its entries; other nodes keep all."""
+        if node.op != "Trilu":
+            return np.ones(len(distances), bool)
+        # Column s of row t is above diagonal k where s - t >= k.
+        k, upper = band.diagonals[node.name], node.attrs.get("upper", 1)
+        return -distances >= k if upper else -distances <= k
+
+    def _entries(self, node: gs.Node, given: list[Entries], kept: np.ndarray) -> Entries:
         """Return the entries of a value of pairs that a node makes."""
         if node.op in PRODUCTS:
-            return np.full(len(distances), UNKNOWN)
-        if node.op == "Trilu":
-            # Column s of row t is above diagonal k where s - t >= k.
-            k, upper = band.diagonals[node.name], node.attrs.get("upper", 1)
-            kept = -distances >= k if upper else -distances <= k
-            return np.where(kept, known[node.inputs[0].name], 0.0)
-        given = [self._of(tensor, known, len(distances)) for tensor in node.inputs]
-        return entries.made_of(node, given)
+            return given[0]
+        return np.where(kept, given[0], 0.0) if node.op == "Trilu" else made_of(node, given)
 
     def _of(self, tensor: gs.Tensor, known: dict[str, Entries], count: int) -> Entries:
         if tensor.name in known:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Less": np.less,
     "LessOrEqual": np.less_equal,
     "Where": np.where,
+    "Max": lambda *parts: reduce(np.maximum, parts),
+    "Min": lambda *parts: reduce(np.minimum, parts),
 }
 """Operators that act on entries, as numpy has them."""
 
@@ -152,8 +155,8 @@ def _computed(e: Evaluator, node: gs.Node) -> ByDistance:
     if node.op in ("Cast", "CastLike"):
         kind = numpy_type(node) if node.op == "Cast" else node.inputs[1].dtype
         return _cast(_read(e, node.inputs[0]), kind)
-    if node.op == "Trilu":
-        return _triangle(e, node)
+    if node.op in READERS:
+        return READERS[node.op](e, node)
     if node.op not in OPERATORS:
         raise NotAttentionError(f"its mask passes through {node.op} {node.name}")
     parts = [_read(e, t) for t in node.inputs]
@@ -199,6 +202,48 @@ def _triangle(e: Evaluator, node: gs.Node) -> ByDistance:
         return np.where(-d >= k if upper else -d <= k, inner.at(d), 0)
 
     return ByDistance(inner.reach + abs(k) + 1, at)
+
+
+def _clipped(e: Evaluator, node: gs.Node) -> ByDistance:
+    """Return a matrix whose entries are held between two numbers."""
+    inner, *bounds = [_read(e, t) if not t.is_empty() else None for t in node.inputs]
+    assert inner is not None
+    least, most = [*bounds, None, None][:2]
+    reach = inner.reach + sum(bound.reach for bound in (least, most) if bound is not None)
+
+    def at(d: np.ndarray) -> np.ndarray:
+        low = -np.inf if least is None else least.at(d)
+        return np.clip(inner.at(d), low, np.inf if most is None else most.at(d))
+
+    return ByDistance(reach, at)
+
+
+def _looked_up(e: Evaluator, node: gs.Node) -> ByDistance:
+    """Return entries of a stored vector, at places that the distance decides."""
+    table, index = e.values.numbers(node.inputs[0]), node.inputs[1]
+    if node.op == "GatherND":  # its places are rows of numbers, of one number here
+        rows = producer(index)
+        single = rows is not None and rows.op == "Unsqueeze" and e.sizes(index)
+        index = rows.inputs[0] if single and single[-1] == Size(1) else None
+    if table is None or table.ndim != 1 or index is None:
+        raise NotAttentionError(f"{node.name} does not read a stored vector at distances")
+    places = _read(e, index)
+    distances = _distances(places.reach)
+    found = places.at(distances)
+    # Beyond its reach a place is what it is there only where it does not rise with the distance.
+    flat = np.array_equal(found[[0, -1]], found[[1, -2]])
+    if not flat or (found < -len(table)).any() or (found >= len(table)).any():
+        raise NotAttentionError(f"{node.name} reads places outside its vector at some distances")
+    return ByDistance(places.reach, lambda d: table[places.at(d).astype(np.int64)])
+
+
+READERS: dict[str, Callable[[Evaluator, gs.Node], ByDistance]] = {
+    "Trilu": _triangle,
+    "Clip": _clipped,
+    "Gather": _looked_up,
+    "GatherND": _looked_up,
+}
+"""Operators of more than entries."""
 
 
 def _keeps_matrix(e: Evaluator, node: gs.Node) -> bool:

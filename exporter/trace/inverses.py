@@ -10,8 +10,7 @@ they vanish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import onnx
 import torch
 from onnx import helper
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from linexport.trace.named_body import NamedBody, mark
 
@@ -50,23 +48,6 @@ UNMARKED = torch.ops.linexport_linalg.inverse.default
 """The inverse of a matrix of which ``triangles`` has to say on which side it is zero."""
 
 
-@contextmanager
-def as_inverses() -> Iterator[None]:
-    """Trace functions that solve triangular systems as products with an inverse."""
-    with _Inverses():
-        yield
-
-
-class _Inverses(TorchFunctionMode):
-    """Replaces functions of torch.linalg."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        replaced = REPLACED.get(function, function)
-        return replaced(*args, **(kwargs or {}))
-
-
 def _solve_triangular(
     A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
@@ -83,11 +64,12 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return inverse @ B if left else B @ inverse
 
 
-REPLACED: dict[Any, Callable[..., Any]] = {
+SOLVERS: dict[Any, Callable[..., Any]] = {
     torch.linalg.solve_triangular: _solve_triangular,
     torch.linalg.solve: _solve,
     **dict.fromkeys((torch.inverse, torch.linalg.inv, Tensor.inverse), UNMARKED),
 }
+"""Functions that solve systems, and what stands in for each in a trace."""
 
 
 def symbol(matrix: Any, upper: bool, unit: bool) -> Any:

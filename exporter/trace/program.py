@@ -29,9 +29,9 @@ from linexport.trace import loops
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporting import exporting
-from linexport.trace.inverses import as_inverses
 from linexport.trace.messages import error_summary, explained
 from linexport.trace.metadata import last_frame
+from linexport.trace.stand_ins import StandIns
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     source, context = step or loaded, (step or loaded).patched
     patched = context() if context else _patched(loaded.module)
     given = source.dynamic_shapes
-    with torch.no_grad(), exporting(), patched, as_inverses():
+    with torch.no_grad(), exporting(), patched, StandIns():
         return torch.export.export(
             source.module,
             source.args,
