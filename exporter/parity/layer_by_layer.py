@@ -15,7 +15,9 @@ has an error of its own, is compared as a whole.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -41,13 +43,15 @@ from linexport.parity.choices import recording
 from linexport.parity.compare import Comparison, compare_arrays
 from linexport.parity.extra_outputs import Change
 from linexport.parity.layers import AFTER, observe, returned_by
-from linexport.parity.near_ties import Deciding, decide, notes
+from linexport.parity.near_ties import decide, notes
 from linexport.parity.padding import padded_error
 from linexport.parity.prompts import BATCH, SEQUENCE, Prompt, Trial, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
 from linexport.system import memory
 from linexport.trace import Traced
+
+log = logging.getLogger(__name__)
 
 LENGTHS = (1, 64, 65, 300)
 """Lengths of whole sequences: more than any chunk, and few logits in memory at once."""
@@ -175,9 +179,10 @@ def check_layers(
             if not result.passed and layer in values:
                 chosen = _choices(tested, open_graph, segment, prompt, trial, begins)
             if chosen:
+                given = prompt, list(values), expected[number], layer
+                alone = _is_alone(original, *given)
                 runs = [
-                    partial(_again, module, prompt, list(values), expected[number], layer)
-                    for module in (original, double().module)
+                    partial(_again, module, *given, alone) for module in (original, double().module)
                 ]
                 decided = decide(runs, choices_by_row(chosen, prompt), tested.tolerance)
                 if decided is not None:
@@ -214,13 +219,34 @@ def _again(
     layers: list[str],
     given: Mapping[str, np.ndarray],
     layer: str,
-    deciding: Deciding,
+    alone: bool,
+    deciding: AbstractContextManager[object],
 ) -> np.ndarray:
-    """Run every layer of the original on these inputs; returns what one gives of the tokens.
+    """Run a layer of the original in a context, on these inputs; returns what it gives of tokens.
 
-    That one is computed in the context.
+    Every other layer is run as well, unless the layer is run alone.
     """
-    return prompt.real(observe(original, prompt, layers, given, (layer, deciding))[layer])
+    return prompt.real(observe(original, prompt, layers, given, (layer, deciding), alone)[layer])
+
+
+def _is_alone(
+    original: torch.nn.Module,
+    prompt: Prompt,
+    layers: list[str],
+    given: Mapping[str, np.ndarray],
+    layer: str,
+) -> bool:
+    """Return whether a layer that is run alone gives what it gives among all others.
+
+    It does not where layers share more than what they hand on, such as keys and values. A model of
+    many layers takes as many times as long as one.
+    """
+    try:
+        found = _again(original, prompt, layers, given, layer, True, nullcontext())
+    except Exception as error:  # whatever the module raises without what the others share
+        log.debug("%s cannot be run alone: %r", layer, error)
+        return False
+    return np.array_equal(found, prompt.real(given[layer]))
 
 
 def _choices(

@@ -8,11 +8,12 @@ submodule they come from.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -141,6 +142,7 @@ def observe(
     layers: list[str],
     given: Mapping[str, np.ndarray] | None = None,
     inside: tuple[str, AbstractContextManager[object]] | None = None,
+    alone: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return the outputs of the original's layers (B, T, width), and its logits.
 
@@ -153,12 +155,14 @@ def observe(
         given: what every layer is to hand on, by name, in place of what it computes: each is then
             run on these inputs.
         inside: a layer, and a context that it is computed in.
+        alone: run that layer only: those before it hand on what is given, and what comes after it
+            is left out. That is the same where layers share nothing but what they hand on.
     """
     rows, own = prompt.rows(), {n: as_rows(x, prompt.mask) for n, x in (given or {}).items()}
     found = []
     for number, row in enumerate(rows):
         begins = None if given is None else {name: x[number] for name, x in own.items()}
-        found.append(_observe(module, row, layers, begins, inside))
+        found.append(_observe(module, row, layers, begins, inside, alone))
     batches = [as_batch([x[name] for x in found], prompt.mask) for name in found[0]]
     return dict(zip(found[0], memory.memory_mapped(batches), strict=True))
 
@@ -169,14 +173,18 @@ def _observe(
     layers: list[str],
     given: Mapping[str, np.ndarray] | None,
     inside: tuple[str, AbstractContextManager[object]] | None,
+    alone: bool,
 ) -> dict[str, np.ndarray]:
     """Observe the original once; arguments as of ``observe``."""
     seen: dict[str, np.ndarray] = {}
+    last = inside[0] if inside is not None and alone else None
 
     def keep(layer: str) -> Callable[..., Any]:
         def hook(_module: Any, _args: Any, output: Any) -> Any:
             first = output[0] if isinstance(output, tuple) else output
             seen[layer] = memory.memory_mapped([first.numpy()])[0]
+            if layer == last:
+                raise _ReachedError
             if given is None:
                 return None
             other = torch.from_numpy(given[layer]).to(first.dtype)
@@ -184,17 +192,35 @@ def _observe(
 
         return hook
 
+    dtype = module_dtype(module)
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
     if inside is not None:
         handles += _within(module.get_submodule(inside[0]), inside[1])
-    wide = Widened() if module_dtype(module) == torch.float64 else nullcontext()
-    try:
+    before = layers[: layers.index(last)] if last is not None and given is not None else []
+    wide = Widened() if dtype == torch.float64 else nullcontext()
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        for name in before:
+            assert given is not None
+            handed_on = torch.from_numpy(given[name]).to(dtype)
+            stack.enter_context(_handing_on(module.get_submodule(name), handed_on))
+        stack.enter_context(suppress(_ReachedError))
         with torch.no_grad(), passing(), wide:
             logits = module(torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {**seen, AFTER: memory.memory_mapped([logits.numpy()])[0]}
+        seen[AFTER] = memory.memory_mapped([logits.numpy()])[0]
+    return seen
+
+
+class _ReachedError(Exception):
+    """The layer that is observed alone was run."""
+
+
+@contextmanager
+def _handing_on(layer: torch.nn.Module, value: torch.Tensor) -> Iterator[None]:
+    """Have a layer return a value in place of what it computes."""
+    with mock.patch.object(layer, "forward", lambda *_, **__: value):
+        yield
 
 
 def _within(
