@@ -278,7 +278,6 @@ SOURCE = ("small_models:small",)
 BAD_INPUT = [
     # What the parser of the command line refuses.
     (("convert",), "Missing"),
-    (("convert", *SOURCE), "Missing option"),
     (("convert", *SOURCE, *OUT, "--seed", "x"), "Invalid value for '--seed'"),
     (("convert", *SOURCE, *OUT, "--threads", "-1"), "Invalid value for '--threads'"),
     (("convert", *SOURCE, *OUT, "--colour", "red"), "No such option"),

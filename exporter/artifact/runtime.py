@@ -265,6 +265,9 @@ class Artifact(TextModel):
         self._path = path
         self._options = options or {}
 
+    def __repr__(self) -> str:
+        return f"<Artifact {str(self.path)!r}: {self.manifest.summary}>"
+
     @property
     def path(self) -> Path:
         return self._path

@@ -80,6 +80,17 @@ class Stream:
         if state is not None:
             self.restore(state)
 
+    def __repr__(self) -> str:
+        begun = "not begun" if self._state is None else "in progress"
+        return f"<Stream: {begun}; states {', '.join(self._model.states) or 'none'}>"
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop the state: the stream begins a new sequence where it is used again."""
+        self.reset()
+
     @property
     def stopped(self) -> frozenset[int]:
         """Rows whose state was lost to NaN or infinity."""

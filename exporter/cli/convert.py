@@ -22,10 +22,17 @@ Source = Annotated[
         "(module, args), also with kwargs and dynamic_shapes."
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Folder to write the artifact to.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Folder to write the artifact to; by default NAME.artifact in the current one.",
+    ),
+]
 
 
-def convert(source: str, output: Path, json: bool = False, **given: Any) -> None:
+def convert(source: str, output: Path | None = None, json: bool = False, **given: Any) -> None:
     """Convert a model to a checked, measured artifact folder."""
     with guarded(json):
         from linexport.conversion import pipeline
@@ -39,7 +46,7 @@ def _signature() -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [
         inspect.Parameter("source", kind, annotation=Source),
-        inspect.Parameter("output", kind, annotation=Output),
+        inspect.Parameter("output", kind, default=None, annotation=Output),
     ]
     json = inspect.Parameter("json", kind, default=False, annotation=Json)
     return inspect.Signature([*own, *convert_parameters(), json])

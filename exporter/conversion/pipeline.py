@@ -8,6 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from linexport import passes, targets
 from linexport.artifact import write
 from linexport.conversion import isolated
 from linexport.conversion.kind_of_proof import announced
+from linexport.conversion.openable import OpenableManifest
 from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_head, check_quantisation, quantize
 from linexport.conversion.revalidate import bench
@@ -23,7 +25,7 @@ from linexport.conversion.run import run
 from linexport.conversion.stages import Checks, Job, load_original
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
-from linexport.loaders import LoadedModel
+from linexport.loaders import LoadedModel, is_factory, load_model, objects
 from linexport.loaders.hugging_face import declared_head
 from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
@@ -37,27 +39,66 @@ FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
 
 
 def convert(
-    source: str | Path, output: str | Path, *, progress: Progress | None = None, **options: Any
-) -> Manifest:
+    source: Any,
+    output: str | Path | None = None,
+    *,
+    args: tuple[Any, ...] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> OpenableManifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
         source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
-            ``package.module:callable``.
-        output: the folder to make.
+            ``package.module:callable``; or an object: a ``torch.nn.Module`` with ``args``,
+            (module, args), (module, args, kwargs), a function that returns one of these, a
+            ``torch.export.ExportedProgram`` or a causal language model of transformers. Objects
+            are not changed.
+        output: the folder to make; by default the name of the source with ".artifact".
+        args: positional example inputs of a module.
+        kwargs: example inputs by name.
+        dynamic_shapes: sizes of the inputs that vary, in ``torch.export.export``'s notation; by
+            default the batch and the tokens, and {} for none.
         **options: fields of ``ConvertOptions``.
         progress: shown the stages.
 
     Returns:
         The manifest. Its ``status`` is "ok" or "parity_failed"; a failed artifact is kept, at
         ``output`` or, if that would replace an earlier artifact, at ``output`` plus ".failed".
-        ``artifact`` says where.
+        ``artifact`` says where, and ``load()`` opens it.
 
     Raises:
+        UsageError: the source is something else, or an option does not go with it.
         StoppedAfterPass: it was asked for by ``stop_after``.
         LinexportError: see its subclasses; nothing is left behind.
     """
-    return convert_checked(source, output, ConvertOptions(**options), Checks(), progress)
+    config = ConvertOptions(**options)
+    source = objects.with_examples(source, args, kwargs, dynamic_shapes)
+    place = default_output(source) if output is None else output
+    if not isinstance(source, str | Path | LoadedModel):
+        source = load_model(source, seed=config.seed, pooling=config.pooling)
+    return OpenableManifest.of(convert_checked(source, place, config, Checks(), progress))
+
+
+def default_output(source: Any) -> Path:
+    """Return the folder, in the current one, that a source is converted to by default.
+
+    model.pt becomes model.artifact, a folder models/small small.artifact, package.module:make
+    make.artifact, and an object of the class Small Small.artifact.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if is_factory(source):
+            name = re.split("[:.]", str(source))[-1]
+        else:
+            name = path.stem if path.is_file() else path.absolute().name
+    else:
+        first = source[0] if isinstance(source, tuple) and source else source
+        known = first.source.location if isinstance(first, LoadedModel) else objects.name_of(first)
+        name = known.rpartition(".")[2]
+    return Path(f"{name}.artifact")
 
 
 def convert_checked(
@@ -83,6 +124,11 @@ def convert_checked(
     shown = progress or Silent()
     with write.staged(place) as folder:
         if config.isolated:
+            if isinstance(source, LoadedModel):
+                raise UsageError(
+                    f"An isolated conversion loads the model in another process; {_named(source)} "
+                    "is an object of this one. Name a file or package.module:callable."
+                )
             manifest = isolated.run(_named(source), place, config, folder, shown)
         else:
             job = job_of(source, place, config, folder, shown)

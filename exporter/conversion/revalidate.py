@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from linexport import manifest as manifests
 from linexport import parity, targets
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 def validate(
     artifact: str | Path,
     *,
-    source: str | Path | None = None,
+    source: Any = None,
     seed: int = 0,
     threads: int = 0,
     trust_remote_code: bool = False,
@@ -66,7 +67,8 @@ def validate(
 
     Args:
         artifact: the folder.
-        source: the original, where it is not at the place the manifest names, or is a function.
+        source: the original, where it is not at the place the manifest names, or is a function or
+            an object; as ``linexport.convert`` takes it, a module as (module, args).
         seed: of the random inputs.
         threads: 0 for the runtime's choice.
         trust_remote_code: run Python code that the source brings along.
@@ -203,7 +205,7 @@ def _validate_quantised(
 def bench(
     artifact: str | Path,
     *,
-    source: str | Path | LoadedModel | None = None,
+    source: Any = None,
     lengths: Iterable[int] | None = None,
     workload: Workload | None = None,
     threads: int = 0,
@@ -258,7 +260,7 @@ def _reports(folder: Path) -> list[bytes]:
 
 def reopen(
     checked: CheckedArtifact,
-    source: str | Path | LoadedModel | None,
+    source: Any,
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
@@ -297,10 +299,14 @@ def reopen(
     return replace(tested, execution=execution)
 
 
-def _original(
-    manifest: Manifest, source: str | Path | LoadedModel | None, trust_remote_code: bool
-) -> LoadedModel:
+def _original(manifest: Manifest, source: Any, trust_remote_code: bool) -> LoadedModel:
     recorded = manifest.source
+    if source is None and recorded.kind == "object":
+        raise UsageError(
+            f"The original was an object in memory, a {recorded.location}. Give it: source=(module,"
+            " args) in Python; on the command line --source package.module:callable, a function "
+            "that returns (module, args)."
+        )
     if source is None and (recorded.kind == "factory" or is_factory(recorded.location)):
         raise UsageError(
             f"The manifest names the function {recorded.location} as the original. An artifact is "
@@ -308,7 +314,7 @@ def _original(
             f"yourself: --source {recorded.location}."
         )
     loaded = load_model(
-        source or recorded.location,
+        recorded.location if source is None else source,
         seed=manifest.options.seed if manifest.options else 0,
         trust_remote_code=trust_remote_code,
         pooling=manifest.options.pooling if manifest.options else None,

@@ -1,9 +1,9 @@
-"""Stage `load`: a path or ``package.module:callable`` becomes a LoadedModel.
+"""Stage `load`: a path, ``package.module:callable`` or an object becomes a LoadedModel.
 
 One file or folder per input kind: `checkpoint`, `exported_program`, `onnx_file`, `hugging_face`,
-`factory`; everything else is recognised by its content in `recognise` and refused with advice in
-`refuse`. No file is ever unpickled in a way that can run code from it, and torch is imported only
-once a file deserves it.
+`factory`, `objects`; everything else is recognised by its content in `recognise` and refused with
+advice in `refuse`. No file is ever unpickled in a way that can run code from it, and torch is
+imported only once a file deserves it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
-    source: str | Path | LoadedModel,
+    source: Any,
     *,
     seed: int = 0,
     trust_remote_code: bool = False,
@@ -42,8 +42,8 @@ def load_model(
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
             an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
             model in the Hugging Face cache; or ``package.module:callable`` naming a function
-            without arguments. The content of a file decides its kind, not the name. A model that
-            is loaded is returned as it is.
+            without arguments; or an object, see ``objects``. The content of a file decides its
+            kind, not the name. A model that is loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
@@ -65,6 +65,11 @@ def load_model(
     """
     if isinstance(source, LoadedModel):
         return source
+    if not isinstance(source, str | Path):
+        _check_unpooled(type(source).__name__, pooling)
+        from linexport.loaders.objects import load_object
+
+        return load_object(source, seed=seed, whole=whole)
     check_text(source)
     path = Path(source)
     options = {

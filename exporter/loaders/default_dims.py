@@ -1,6 +1,7 @@
 """Dynamic dims of example inputs that come without any: batch and sequence.
 
-Dim 0 of every tensor is the batch. Dim 1 is the sequence in integer and boolean tensors of rank 2
+Dim 0 of every tensor is the batch, unless it is a vector of another size than the batch of the
+others, such as a scale of channels. Dim 1 is the sequence in integer and boolean tensors of rank 2
 (tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
 rank 2 (gates, resets) and others of rank 3 (resets of heads) it may be, where it has the size of a
 sequence. Where sizes do not tell, as a width is as large or several tensors have dims 1 of their
@@ -56,7 +57,8 @@ def default_dims(
         one_batch: why the batch does not vary; None where it does.
     """
     tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
-    batches = {tensor.shape[0] for tensor in tensors}
+    of_batches = [tensor for tensor in tensors if tensor.dim() > 1] or tensors
+    batches = {tensor.shape[0] for tensor in of_batches}
     if len(batches) > 1 or 0 in batches:
         sizes = ", ".join(str(size) for size in sorted(batches))
         reason = (
@@ -67,7 +69,7 @@ def default_dims(
         return DefaultDims(
             args,
             _map(args, lambda tensor: None, constants=False),
-            (f"all dims stay constant: {reason}. Return dynamic_shapes from the factory.",),
+            (f"all dims stay constant: {reason}. Give dynamic_shapes.",),
         )
 
     sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
@@ -84,7 +86,7 @@ def default_dims(
             lengths = {t.shape[1] for t in tensors if id(t) in found}
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
-        if tensor.dim() == 0:
+        if tensor.dim() == 0 or tensor.shape[0] not in batches:
             return ()
         batch = () if one_batch else (0,)
         return (*batch, 1) if id(tensor) in varying | numbers else batch

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
@@ -49,21 +50,34 @@ def load_exported_program(path: Path) -> LoadedModel:
         raise refuse(path, f"an exported program that is not opened: {error}", _ADVICE) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    program, module = _read(path)
-    args, kwargs = _example_inputs(program)
-    check_finite(_weights(program), str(path))
+    program = _read(path)
+    return of_program(program, Source("exported_program", str(path), digest, ""))
+
+
+def of_program(program: ExportedProgram, source: Source) -> LoadedModel:
+    """Return a program as a model.
+
+    Args:
+        program: with example inputs.
+        source: where it came from; it is described here.
+
+    Raises:
+        UnsupportedModelError: it has no example inputs, or weights that are NaN or infinite.
+    """
+    if program.example_inputs is None:
+        raise UnsupportedModelError(
+            f"{source.location} has no example inputs: programs that torch.export.export returns "
+            "have them. Set program.example_inputs = (args, kwargs)."
+        )
+    args, kwargs = program.example_inputs
+    check_finite(_weights(program), source.location)
     count = sum(p.numel() for p in program.parameters())
     loaded = LoadedModel(
-        module=module,
-        args=args,
-        kwargs=kwargs,
+        module=program.module(),
+        args=tuple(args),
+        kwargs=dict(kwargs),
         dynamic_shapes=None,
-        source=Source(
-            kind="exported_program",
-            location=str(path),
-            sha256=digest,
-            description=f"exported program, {count:,} parameters",
-        ),
+        source=replace(source, description=f"exported program, {count:,} parameters"),
         program=program,
         warnings=_train_mode_warnings(program),
     )
@@ -75,27 +89,22 @@ def load_exported_program(path: Path) -> LoadedModel:
 _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"
 
 
-def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module]:
-    """The program and its module, which has its guards: sizes it was not exported for fail."""
+def _read(path: Path) -> ExportedProgram:
+    """The program of a file, whose module can be made."""
     from linexport.system.torch_internals.files import ARCHIVE
 
     load_pt2 = ARCHIVE.need()
     try:
         with path.open("rb") as stream, _quiet("torch.export", "torch._export"):
             program: ExportedProgram = load_pt2(stream).exported_programs["model"]
-            return program, program.module()
+            program.module()  # whose guards may be of another torch
+            return program
     except Exception as error:  # torch has no common error for programs it cannot rebuild
         raise refuse(
             path,
             f"an exported program that torch could not rebuild ({first_line(error)})",
             f"save it again with the torch installed here, or {FACTORY_ADVICE}",
         ) from error
-
-
-def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    inputs = program.example_inputs
-    assert inputs is not None, "check_archive() refuses programs without example inputs"
-    return tuple(inputs[0]), dict(inputs[1])
 
 
 def _weights(program: ExportedProgram) -> list[tuple[str, torch.Tensor]]:

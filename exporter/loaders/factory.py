@@ -15,6 +15,7 @@ asked; what it prints goes to stderr.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +63,20 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
         UsageError: `source` is misspelt, cannot be imported, fails, or returns something else.
     """
     factory = find_callable(source, "a function without arguments that returns (module, args)")
+    return load_module(call(factory, source, seed), source, whole=whole)
+
+
+def call(factory: Callable[[], Any], name: str, seed: int) -> Any:
+    """Return what a factory returns, with random numbers of a seed.
+
+    Raises:
+        UsageError: it fails.
+    """
     import torch
 
-    with torch.random.fork_rng(devices=[]), user_code(f"{source} failed"):
+    with torch.random.fork_rng(devices=[]), user_code(f"{name} failed"):
         torch.manual_seed(seed)
-        result = factory()
-    return load_module(result, source, whole=whole)
+        return factory()
 
 
 def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedModel:
@@ -216,7 +225,7 @@ def _unpack(source: str, result: Any) -> _Given:
             f"{source} returned a {type(kwargs).__name__} as kwargs. {_RETURNS}, where kwargs is a "
             "dict of example inputs by the names of forward's parameters."
         )
-    if not _has_tensor((args, kwargs)):
+    if not _has_tensor((args, kwargs)) and not is_language_model(module):
         raise UsageError(f"{source} returned args without a tensor. {_RETURNS}.")
     args, kwargs = _in_order(module, args, kwargs)
     given = _Given(module, args, kwargs, bool(shapes), *shapes)

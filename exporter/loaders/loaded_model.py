@@ -26,11 +26,11 @@ class Source:
     """Where a model came from.
 
     Attributes:
-        kind: "checkpoint", "exported_program", "onnx", "hugging_face" or "factory".
-        location: the path or ``package.module:callable`` as the user gave it.
-        sha256: of the file with what belongs to it, or None for a factory.
+        kind: "checkpoint", "exported_program", "onnx", "hugging_face", "factory" or "object".
+        location: the path or ``package.module:callable`` as the user gave it; an object's class.
+        sha256: of the file with what belongs to it, or None for a factory or an object.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
-        weights_sha256: of the weights that a factory gave; None for files.
+        weights_sha256: of the weights that a factory gave, or an object has; None for files.
     """
 
     kind: str

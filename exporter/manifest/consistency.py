@@ -12,6 +12,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 STATE = re.compile(r"past_(\w+)", re.ASCII)
 """Names that linexport gives to states; the output's begins with ``present_``."""
 FACTORY = re.compile(r"[\w.]+:[\w.]+")
+CLASS = re.compile(r"[\w.<>]+")
 """``package.module:callable``."""
 
 
@@ -49,6 +50,9 @@ def _source(source: SourceRecord) -> Iterator[str]:
     if source.kind == "factory":
         if not FACTORY.fullmatch(source.location) or source.sha256 is not None:
             yield f"$.source is a factory; {source.location!r} is not package.module:callable"
+    elif source.kind == "object":
+        if not CLASS.fullmatch(source.location) or source.sha256 is not None:
+            yield f"$.source is an object; {source.location!r} is not the name of a class"
     elif source.sha256 is None or not SHA256.fullmatch(source.sha256):
         yield f"$.source.sha256 is {source.sha256!r}; expected 64 hexadecimal digits"
 

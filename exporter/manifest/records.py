@@ -50,13 +50,14 @@ class SourceRecord:
 
     Attributes:
         kind: what was loaded.
-        location: its path, or ``package.module:callable``, as the user gave it.
-        sha256: of its files; None for a factory, which is code.
+        location: its path, or ``package.module:callable``, as the user gave it; the class of an
+            object.
+        sha256: of its files; None for a factory, which is code, and for an object.
         description: one line for people.
-        weights_sha256: of the weights that a factory gave; None for files.
+        weights_sha256: of the weights that a factory gave, or an object has; None for files.
     """
 
-    kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory"]
+    kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory", "object"]
     location: str
     sha256: str | None
     description: str
@@ -281,7 +282,7 @@ FAILURES = {
 """Ends of sentences about an artifact, by its status."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """The content of ``manifest.json``.
 
@@ -386,6 +387,15 @@ class Manifest:
     mtp: PredictorRecord | None = None
     packed: PackedRecord | None = None
     token_flow: TokenFlowRecord | None = None
+
+    def __repr__(self) -> str:
+        return f"<Manifest of {self.artifact!r}: {self.status}, {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """The model, where it runs and whether it streams, in a few words."""
+        streams = "streams" if self.streaming and self.streaming.passed else "does not stream"
+        return f"{self.source.description}, target {self.target}, {streams}"
 
     @property
     def failure(self) -> str:

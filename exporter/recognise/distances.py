@@ -222,10 +222,11 @@ def _looked_up(e: Evaluator, node: gs.Node) -> ByDistance:
     """Return entries of a stored vector, at places that the distance decides."""
     table, index = e.values.numbers(node.inputs[0]), node.inputs[1]
     if node.op == "GatherND":  # its places are rows of numbers, of one number here
-        rows = producer(index)
-        single = rows is not None and rows.op == "Unsqueeze" and e.sizes(index)
-        index = rows.inputs[0] if single and single[-1] == Size(1) else None
-    if table is None or table.ndim != 1 or index is None:
+        rows, sizes = producer(index), e.sizes(index)
+        if rows is None or rows.op != "Unsqueeze" or not sizes or sizes[-1] != Size(1):
+            raise NotAttentionError(f"{node.name} reads places of several numbers")
+        index = rows.inputs[0]
+    if table is None or table.ndim != 1:
         raise NotAttentionError(f"{node.name} does not read a stored vector at distances")
     places = _read(e, index)
     distances = _distances(places.reach)

@@ -70,10 +70,17 @@ def make_table(
     return Table(caption, headings(*labels), tuple(tuple(row) for row in rows), even=even)
 
 
+UNHASHED = {
+    "factory": "none: a factory is code, not a file",
+    "object": "none: it was an object in memory, not a file",
+}
+"""Why a source without weights has no digest, by its kind."""
+
+
 def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
     """Source, target, files, date, seed and duration, each with its name."""
     source = manifest.source
-    unhashed = "none: a factory is code, not a file" if source.kind == "factory" else ABSENT
+    unhashed = UNHASHED.get(source.kind, ABSENT)
     of_weights = "of the weights" if source.sha256 is None else ""
     known = source.sha256 or source.weights_sha256
     digest = Cell(known, of_weights, tone="code") if known else Cell(unhashed)

@@ -78,7 +78,8 @@ class ParityTest:
         """Convert a module and fail the test unless the artifact equals it.
 
         Args:
-            model: the module, with the weights to test; it is put into evaluation mode.
+            model: the module, with the weights to test; a copy of it is converted, in evaluation
+                mode.
             args: example arguments, a tuple.
             kwargs: those by name.
             dynamic_shapes: in torch.export's notation; None: batch and sequence, as ``convert``

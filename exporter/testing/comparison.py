@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from linexport.conversion.pipeline import convert_checked
 from linexport.conversion.stages import Checks
 from linexport.debugging import debug
 from linexport.errors import UsageError
-from linexport.loaders.factory import load_module
+from linexport.loaders.objects import load_object
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.proof import CaseRecord
 from linexport.parity.cases import ChosenSizes
@@ -68,9 +67,7 @@ def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, 
     Returns:
         The manifest, and lines; none where nothing differs.
     """
-    kind = type(result[0])
-    name = re.sub(r"[^\w.]", "", kind.__qualname__)  # of a class in a function, "<locals>"
-    loaded = load_module(result, f"{kind.__module__}:{name}")
+    loaded, name = load_object(result), type(result[0]).__name__
     checks = Checks(ChosenSizes(wanted.lengths, wanted.batch), wanted.tolerance)
     config = ConvertOptions(target=wanted.target, bench=False)
     manifest = convert_checked(loaded, place, config, checks)
@@ -79,12 +76,12 @@ def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, 
     if manifest.status != "ok":
         assert manifest.parity is not None
         wrong = [case for case in manifest.parity.cases if not case.passed]
-        lines.append(f"The ONNX model of {kind.__name__} differs from it.")
+        lines.append(f"The ONNX model of {name} differs from it.")
         lines += [f"  {_case(case)}" for case in wrong[:4]]
         found = debug(manifest.artifact, source=loaded, tolerance=wanted.tolerance)
         lines += [f"  {topic:<12}  {text}" for topic, text in found.lines()]
     elif wanted.streaming and not streams:
-        lines = [f"The ONNX model of {kind.__name__} does not stream: {manifest.why_stateless}"]
+        lines = [f"The ONNX model of {name} does not stream: {manifest.why_stateless}"]
     return manifest, lines
 
 

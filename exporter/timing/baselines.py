@@ -173,6 +173,8 @@ class Bench:
         }
         for name, (kind, path, which, target, provider) in sessions.items():
             reason = self.reasons.get(name) or self.admission.too_slow(name, tokens)
+            if kind == "pytorch" and tested.loaded.source.kind == "object":
+                reason = reason or "the original is an object of this process: no other can load it"
             peak = None
             if reason is None:
                 peak, reason = peak_megabytes(

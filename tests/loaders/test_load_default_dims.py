@@ -58,7 +58,7 @@ def test_nested_and_constant_arguments() -> None:
     ("args", "match"),
     [
         ((zeros(2, 5, 8), zeros(3, 5, 8)), "different first dims (2, 3)"),
-        ((zeros(1, 5, 8), zeros(7)), "different first dims (1, 7)"),
+        ((zeros(4), zeros(7)), "different first dims (4, 7)"),
         ((zeros(0, 5, 8),), "a batch of 0"),
     ],
 )
