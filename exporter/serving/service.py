@@ -11,6 +11,9 @@ from pathlib import Path
 from linexport.artifact.encoder import TooManyTokensError
 from linexport.artifact.language_interface import language_interface
 from linexport.errors import LinexportError, UsageError
+from linexport.loaders.onnx_file.skeleton import skeleton
+from linexport.manifest import MODEL
+from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import Computing, TextEvents
 from linexport.serving.language import Language, OpenedFolder
 from linexport.serving.limits import Limits
@@ -35,6 +38,7 @@ class Service:
         language: None where the artifact has no texts.
         why_no_text: the reason for that.
         parking: None where nothing is parked.
+        memory: of calls of the model.
 
     Args:
         source: the artifact.
@@ -52,6 +56,7 @@ class Service:
         self.manifest, self.name, self.limits = source.manifest, name, limits
         self.computing = computing
         self.metrics = Metrics()
+        self.memory = CallMemory(source.manifest, skeleton(source.path / MODEL))
         self.parking = None if park is None else Parking(park, limits.park_mib * 2**20)
         self.ready, self.why_no_text = False, ""
         self.language: Language | None = None

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -22,11 +23,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import parser
+from starlette.responses import Response
 
 import linexport
 from linexport.artifact import Artifact
+from linexport.graph.footprint import Footprint
+from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import LocalComputing
-from linexport.serving.http import accepting
+from linexport.serving.http import accepting, inference
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
 from linexport.serving.http.errors import ProtocolError
@@ -246,6 +251,42 @@ def test_nothing_of_the_budget_is_kept(server: Served, model: Artifact) -> None:
             f"{small.url}{TEXT}", json=text(prompt="ab", max_tokens=5, temperature=0)
         )
         assert found.json()["choices"][0]["text"] == alone(model, b"ab", max_tokens=5)
+
+
+SCORES = """<ir_version: 9, opset_import: ["": 20]>
+g (int64[batch, seq] tokens) => (float[batch, 16] output) {
+  x = Cast<to=1>(tokens) last = Constant<value_ints=[2]>() one = Constant<value_ints=[1]>()
+  q = Unsqueeze(x, last) k = Unsqueeze(x, one) a = MatMul(q, k) s = Softmax(a)
+  means = ReduceMean<keepdims=0>(s, one) first = Constant<value_ints=[16]>()
+  zero = Constant<value_ints=[0]>() output = Slice(means, zero, first, one) }"""
+
+
+def test_values_inside_a_graph_are_counted_before_a_call(
+    server: Served, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of 160 kB compared 20,000 tokens with each other: 3.2 GB, answered by 1 kB."""
+    memory = CallMemory(model.manifest, parser.parse_model(SCORES))
+    monkeypatch.setattr(server.service, "memory", memory)
+    called: list[int] = []
+    monkeypatch.setattr(
+        server.service.computing, "run", lambda feeds: called.append(1) or asyncio.sleep(0, {})
+    )
+    monkeypatch.setattr(inference, "answer", lambda *_: Response("computed"))
+    body = {**tokens(20_000), "outputs": [{"name": "output", "parameters": {"binary_data": True}}]}
+    found = httpx2.post(f"{server.url}{INFER}", json=body)
+    needed = re.search(r"needs ([\d,]+) bytes for what the model computes", found.text)
+    assert found.status_code == 413 and "536,870,912" in found.text and needed and not called
+    assert int(needed[1].replace(",", "")) == pytest.approx(2 * 20_000**2 * 4, rel=0.01)
+    body = {**tokens(5000), "outputs": body["outputs"]}
+    assert httpx2.post(f"{server.url}{INFER}", json=body).text == "computed" and called
+
+
+@pytest.mark.parametrize("length", [3, 1000, 1025, 5000])
+def test_memory_between_two_lengths_is_not_less_than_it_is(model: Artifact, length: int) -> None:
+    graph = parser.parse_model(SCORES)
+    exact = 3 * Footprint(graph).at({"batch": 1, "seq": length})
+    found = CallMemory(model.manifest, graph).bytes({"tokens": np.ones((3, length), np.int64)})
+    assert 0.999 * exact <= found <= 1.1 * exact + 10_000
 
 
 def test_outputs_are_as_before_in_every_form(server: Served, model: Artifact) -> None:

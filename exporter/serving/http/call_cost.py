@@ -22,7 +22,8 @@ class CallCost:
     """Bytes, at most.
 
     Attributes:
-        call: of inputs, of states before and after the call, and of all outputs.
+        call: of inputs, of states before and after the call, and of all outputs or, where that is
+            more, of what the graph holds at once.
         answer: of the outputs that are asked for, as they are sent.
     """
 
@@ -31,9 +32,15 @@ class CallCost:
 
 
 def call_cost(
-    manifest: Manifest, infer_request: InferRequest, feeds: Mapping[str, np.ndarray]
+    manifest: Manifest, infer_request: InferRequest, feeds: Mapping[str, np.ndarray], inside: int
 ) -> CallCost:
     """Return what a call costs; sizes that its inputs do not tell count as 1.
+
+    Args:
+        manifest: of the artifact.
+        infer_request: names the outputs.
+        feeds: inputs.
+        inside: bytes that the graph holds at once.
 
     Raises:
         ProtocolError: an output that is asked for is none of the model's, or is named twice.
@@ -42,9 +49,9 @@ def call_cost(
     held = {name for state in manifest.states for name in (state.past, state.present)}
     outputs = {o.name: o for o in manifest.outputs if o.name not in held}
     states = [o for o in manifest.outputs if o.name in held]
-    call = sum(values.nbytes for values in feeds.values())
-    call += sum(_count(o, sizes) * _dtype(o).itemsize for o in outputs.values())
-    call += 2 * sum(_count(s, sizes) * _dtype(s).itemsize for s in states)
+    past = sum(_count(s, sizes) * _dtype(s).itemsize for s in states)
+    made = past + sum(_count(o, sizes) * _dtype(o).itemsize for o in outputs.values())
+    call = sum(values.nbytes for values in feeds.values()) + past + max(made, inside)
     answer = HEAD
     for one in outputs_of(infer_request, [*outputs]):
         count, dtype = _count(outputs[one.name], sizes), _dtype(outputs[one.name])

@@ -23,15 +23,15 @@ class Desk:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "desk")
 
-    async def do(self, size: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def do(self, size: int | None, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return what a function returns.
 
         Args:
-            size: bytes that it reads or writes; of few, it is called here.
+            size: bytes that it reads or writes; of few, it is called here. None: it may take long.
             work: the function.
             arguments: of it.
         """
-        if size <= SMALL:
+        if size is not None and size <= SMALL:
             return work(*arguments)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(work, *arguments))

@@ -72,7 +72,9 @@ async def infer(request: Request) -> Response:
     charge.take(READ * len(body), "what is read of its body")
     infer_request, feeds = await desk.do(len(body), read, body, request.headers.get(JSON_LENGTH))
     _check_size(service, feeds)
-    cost = call_cost(service.manifest, infer_request, feeds)
+    name = _sequence(infer_request)
+    inside = await desk.do(None, service.memory.bytes, feeds) if name is None else 0
+    cost = call_cost(service.manifest, infer_request, feeds, inside)
     if cost.answer > service.limits.max_answer:
         raise ProtocolError(
             413,
@@ -82,8 +84,7 @@ async def infer(request: Request) -> Response:
             code="answer_too_large",
         )
     charge.take(cost.answer, "the answer")
-    charge.take(cost.call, "inputs, states and outputs of the call")
-    name = _sequence(infer_request)
+    charge.take(cost.call, "what the model computes")
     if name is None:
         outputs = await attended(request, service.computing.run(feeds))
     else:
