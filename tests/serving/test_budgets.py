@@ -34,6 +34,7 @@ from linexport.serving.computing import LocalComputing
 from linexport.serving.http import accepting, inference
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
+from linexport.serving.http.connection import HEADER_BYTES, HEADERS
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.http.json_writer import encoded, largest
@@ -365,8 +366,66 @@ def test_a_body_in_very_many_chunks_is_refused(server: Served) -> None:
     assert b"more than 16384 chunks" in found
 
 
+def trailers(*lines: bytes, before: bytes = b"") -> bytes:
+    body = json.dumps(text(prompt="ab", max_tokens=1)).encode()
+    whole = before + chunked(TEXT, body, 20)
+    return whole.removesuffix(b"\r\n") + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+
+
+def extended(extension: bytes, size: int) -> bytes:
+    body = json.dumps(text(prompt="ab", max_tokens=1)).encode()
+    head, end, _ = chunked(TEXT, body, size).partition(b"\r\n\r\n")
+    parts = [body[i : i + size] for i in range(0, len(body), size)]
+    chunks = [b"%x%s\r\n%s\r\n" % (len(part), extension, part) for part in parts]
+    return head + end + b"".join(chunks) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (trailers(b"x: y"), b"200"),
+        (trailers(b"x: " + b"a" * 30_000), b"200"),
+        (extended(b";a=b", 5), b"200"),
+        (extended(b";" + b"a" * 20_000, 60), b"200"),
+        (trailers(b"x: " + b"a" * 33_000), b"400"),
+        (trailers(b"x: " + b"a" * 200_000), b"400"),
+        (trailers(*[b"a: b"] * 201), b"400"),
+        (trailers(*[b"a: b"] * 60_000), b"400"),
+        (extended(b";" + b"a" * 200_000, 60), b"400"),
+        (extended(b";" + b"a" * 4000, 5), b"400"),
+    ],
+    ids=["short", "nearly", "small", "one", "long", "longer", "lines", "many", "wide", "often"],
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["one packet", "several"])
+def test_trailers_and_extensions_of_chunks_have_the_limits_of_headers(
+    server: Served, content: bytes, status: bytes, whole: bool
+) -> None:
+    head = content.index(b"\r\n\r\n") + 4
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        try:
+            for part in [content] if whole else [content[:head], content[head:]]:
+                raw.sendall(part)
+                time.sleep(0 if whole else 0.02)
+            assert raw.recv(2**16)[9:12] == status
+        except ConnectionError:  # closed with the rest unread
+            assert status == b"400"
+    eventually(server.idle)
+
+
+def test_a_body_may_come_in_any_number_of_packets() -> None:
+    """Packets are not chunks: a limit for those ended large bodies of a slow network."""
+    reader, found = PieceReader(h11.SERVER, HEADER_BYTES, HEADERS), 0
+    reader.receive_data(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40000\r\n\r\n")
+    assert isinstance(reader.next_event(), h11.Request)
+    for _ in range(40_000):
+        reader.receive_data(b"a")
+        reader.go_on()
+        found += len(reader.next_event().data)
+    assert found == 40_000
+
+
 def test_chunks_leave_the_loop_its_turns() -> None:
-    reader = PieceReader(h11.SERVER)
+    reader = PieceReader(h11.SERVER, HEADER_BYTES, HEADERS)
     reader.receive_data(chunked(TEXT, b" " * 1000, 1))
     turns = []
     while not any(isinstance(event, h11.EndOfMessage) for event in turns):

@@ -3,7 +3,7 @@
     no request within so many seconds      -> closed      half-open and idle connections
     nothing taken for so many seconds      -> aborted     clients that do not read
     more headers than HEADER_BYTES         -> 400         floods of headers
-    more pieces of a body than are read    -> 400         floods of chunks
+    more pieces of a body than are read    -> 400         floods of chunks, extensions, trailers
 
 uvicorn times connections between requests only. A handler finds ``abort`` in its scope's state.
 """
@@ -17,14 +17,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from linexport.serving.http.pieces import MOST, HeldFlow, PieceReader, TooManyPiecesError
+from linexport.serving.http.pieces import PART, HeldFlow, PieceReader, PiecesError
 
 HEADER_BYTES = 2**15
 HEADERS = 200
 """Bytes, and lines, of the headers of a request."""
 
 TOO_MANY_HEADERS = f"The headers have more than {HEADER_BYTES} bytes or {HEADERS} lines."
-TOO_MANY_PIECES = f"The body comes in more than {MOST} chunks. Send larger ones."
 
 SENT_BYTES = 2**16
 """Bytes that the system keeps for a client: with its own size, megabytes of text nobody reads."""
@@ -54,7 +53,8 @@ class Connection(H11Protocol):
         self._sending = _Deadline(self.loop, transport)
         self.app_state = {**self.app_state, "abort": transport.abort}
         super().connection_made(transport)
-        self.conn = PieceReader(h11.SERVER, HEADER_BYTES)
+        self.conn = PieceReader(h11.SERVER, HEADER_BYTES, HEADERS)
+        self._unread = bytearray()
         self.flow = HeldFlow(transport)
         self._waiting.start(self.request_seconds)
 
@@ -63,11 +63,18 @@ class Connection(H11Protocol):
 
         The parser has a limit for headers that are not complete, and takes any that are.
         """
-        waiting = self.conn.their_state is h11.IDLE
-        if waiting and not _fits(self.conn.trailing_data[0] + data):
-            self._refuse(TOO_MANY_HEADERS)
-            return
-        super().data_received(data)
+        self._unread += data
+        self._read()
+
+    def _read(self) -> None:
+        while self._unread and not self.conn.rests and not self.transport.is_closing():
+            part = bytes(self._unread[:PART])
+            del self._unread[:PART]
+            waiting = self.conn.their_state is h11.IDLE
+            if waiting and not _fits(self.conn.trailing_data[0] + part):
+                self._refuse(TOO_MANY_HEADERS)
+                return
+            super().data_received(part)
 
     def _refuse(self, content: str) -> None:
         head = (
@@ -87,8 +94,8 @@ class Connection(H11Protocol):
         """Handle what came, in parts; stop waiting when all headers of a request are there."""
         try:
             super().handle_events()
-        except TooManyPiecesError:
-            self._refuse(TOO_MANY_PIECES)
+        except PiecesError as error:
+            self._refuse(str(error))
         if self.conn.rests and not self.flow.held:
             self.flow.hold()
             self.loop.call_soon(self._go_on)
@@ -101,6 +108,7 @@ class Connection(H11Protocol):
         self.flow.release()
         if not self.transport.is_closing():
             self.handle_events()
+            self._read()
 
     def on_response_complete(self) -> None:
         """Wait for the next request; one that came already has headers of its own."""

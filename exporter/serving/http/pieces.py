@@ -1,9 +1,11 @@
 """Bodies that come in chunks: a few between two turns of the event loop, and so many altogether.
 
-    events of a connection  ->  AT_ONCE of them, then others have their turns
-    chunks of one body      ->  MOST, then an error
+    events of a connection     ->  AT_ONCE of them, then others have their turns
+    chunks of one body         ->  MOST, then an error
+    extensions and trailers    ->  as many bytes and lines as headers, then an error
 
-A chunk has six bytes at least, whatever it holds, and its reader takes the same time for each.
+A chunk has six bytes at least, whatever it holds, and its reader takes the same time for each. The
+parser limits what is not complete: it is given ``PART`` bytes at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +17,15 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 AT_ONCE, MOST = 64, 2**14
 
+PART = 2**14
+"""Bytes of a connection that are parsed at a time."""
 
-class TooManyPiecesError(Exception):
-    """A body has more than ``MOST`` pieces."""
+FRAME = 32
+"""Bytes around a chunk: its length, with leading zeros, and the ends of two lines."""
+
+
+class PiecesError(Exception):
+    """A body is in more pieces than are read; the message says so."""
 
 
 class PieceReader(h11.Connection):
@@ -25,35 +33,60 @@ class PieceReader(h11.Connection):
 
     Attributes:
         rests: whether what came before is not all read.
+
+    Args:
+        role: as in h11.
+        most_bytes: of headers; of extensions and trailers together.
+        most_lines: of trailers.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    def __init__(self, role: Any, most_bytes: int, most_lines: int) -> None:
+        super().__init__(role, most_bytes)
+        self._most_bytes, self._most_lines = most_bytes, most_lines
         self.rests = False
-        self._pieces = 0
+        self._events = self._chunks = self._around = 0
 
     def go_on(self) -> None:
         """Read further pieces."""
         self.rests = False
 
+    def receive_data(self, data: bytes) -> None:
+        """Take what came."""
+        self._around += len(data)
+        super().receive_data(data)
+
     def next_event(self) -> Any:
         """Return the next event; NEED_DATA while it rests.
 
         Raises:
-            TooManyPiecesError: see there.
+            PiecesError: see there.
             h11.RemoteProtocolError: the request is not HTTP.
         """
         if self.rests:
             return h11.NEED_DATA
         event = super().next_event()
-        if isinstance(event, h11.Data):
-            self._pieces += 1
-            self.rests = self._pieces % AT_ONCE == 0
-        elif isinstance(event, h11.Request):
-            self._pieces = 0
-        if self._pieces > MOST:
-            raise TooManyPiecesError
+        if isinstance(event, h11.Request):
+            self._events = self._chunks = 0
+            self._around = len(self.trailing_data[0])
+        elif isinstance(event, h11.Data):
+            self._events += 1
+            self._chunks += event.chunk_start
+            self._around -= len(event.data)
+            self.rests = self._events % AT_ONCE == 0
+        if isinstance(event, h11.EndOfMessage) or self.rests:
+            self._check(event)
         return event
+
+    def _check(self, event: Any) -> None:
+        if self._chunks > MOST:
+            raise PiecesError(f"The body comes in more than {MOST} chunks. Send larger ones.")
+        around = self._around - len(self.trailing_data[0]) - FRAME * (self._chunks + 1)
+        lines = len(event.headers) if isinstance(event, h11.EndOfMessage) else 0
+        if around > self._most_bytes or lines > self._most_lines:
+            raise PiecesError(
+                f"Extensions of chunks and trailers have more than {self._most_bytes} bytes or "
+                f"{self._most_lines} lines."
+            )
 
 
 class HeldFlow(FlowControl):
