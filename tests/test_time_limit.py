@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import linexport
 from linexport.errors import TimeLimitError
+from linexport.system import time_limit
 from linexport.system.time_limit import limited
 from linexport.targets.base import OrtSession
 
@@ -43,12 +44,30 @@ def endless(model: onnx.ModelProto, name: str) -> None:
     graph.node.append(helper.make_node("Loop", inputs, [name], body=body))
 
 
+def constant(model: onnx.ModelProto, size: int, products: int) -> None:
+    """Add products of constant matrices to an output: ONNX Runtime computes them when it opens."""
+    graph = model.graph
+    for node in graph.node:
+        node.output[:] = ["before_sum" if o == "output" else o for o in node.output]
+    graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), "zero"))
+    graph.initializer.append(numpy_helper.from_array(np.array([size, size]), "square"))
+    graph.node.append(helper.make_node("Expand", ["zero", "square"], ["product0"]))
+    for i in range(products):
+        made = f"product{i + 1}"
+        graph.node.append(helper.make_node("MatMul", [f"product{i}", "product0"], [made]))
+    graph.node.append(helper.make_node("ReduceMax", [made], ["largest"], keepdims=0))
+    graph.node.append(helper.make_node("Cast", ["largest"], ["added"], to=TensorProto.FLOAT))
+    graph.node.append(helper.make_node("Add", ["before_sum", "added"], ["output"]))
+
+
 @pytest.fixture
-def stranger(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], Path]:
-    def make(name: str) -> Path:
+def changed(converted: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """``changed(name, change)``: a copy of an artifact with another graph, and its digests."""
+
+    def make(name: str, change: Callable[[onnx.ModelProto], None]) -> Path:
         folder = Path(shutil.copytree(converted(name), tmp_path / name))
         model = onnx.load(folder / "model.onnx")
-        endless(model, "output")
+        change(model)
         content = model.SerializeToString()
         (folder / "model.onnx").write_bytes(content)
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -59,6 +78,11 @@ def stranger(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], 
         return folder
 
     return make
+
+
+@pytest.fixture
+def stranger(changed: Callable[..., Path]) -> Callable[[str], Path]:
+    return lambda name: changed(name, lambda model: endless(model, "output"))
 
 
 @pytest.mark.parametrize("command", ["generate", "validate", "bench"])
@@ -99,3 +123,68 @@ def test_a_session_runs_again_after_a_call_that_was_ended(stranger: Callable[[st
     for _ in range(2):
         with limited(0.3), pytest.raises(TimeLimitError):
             session.run(fed)
+
+
+# Opening ------------------------------------------------------------------------------------------
+
+
+def test_opening_is_ended_between_two_passes(changed: Callable[..., Path]) -> None:
+    folder = changed("small", lambda model: constant(model, 300, 20))
+    with (
+        limited(0.1),
+        pytest.raises(TimeLimitError, match=r"Opening the model was ended after 0.1 s\."),
+    ):
+        linexport.load(folder, threads=1)
+    linexport.load(folder, threads=1)
+
+
+PATIENT = (
+    "from linexport.system import time_limit; time_limit.GRACE = 0.5; import linexport.__main__"
+)
+
+
+def test_a_command_ends_where_opening_a_model_does_not(
+    changed: Callable[..., Path], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """One product of constant matrices takes minutes: nothing ends it but the process."""
+    folder = changed("language_model", lambda model: constant(model, 5000, 1))
+    places = tmp_path / "temporary"
+    places.mkdir()
+    begin = f"import tempfile; kept = tempfile.TemporaryDirectory(dir={str(places)!r}); {PATIENT}"
+    options = ("--prompt", "ab", "--threads", "1", "--time-limit", "1", "--json")
+    program = ("-c", f"{begin}; linexport.__main__.main()")
+    process = start("generate", folder, *options, program=program)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 5, err
+    assert json.loads(out)["message"].startswith("Opening the model was ended after 1 s.")
+    assert not err and not list(places.iterdir())
+
+
+def test_a_call_that_does_not_end_is_said(
+    changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is not ended by ONNX Runtime: who limits the time is told, and ends the process."""
+    monkeypatch.setattr(time_limit, "GRACE", 0.1)
+    monkeypatch.setattr(time_limit, "_BETWEEN", 0.02)
+    session = OrtSession(changed("small", lambda model: multiplied(model, 900)) / "model.onnx", 1)
+    said: list[str] = []
+    fed = {
+        i.name: np.zeros([d if isinstance(d, int) else 1 for d in i.shape], np.float32)
+        for i in session.inner.get_inputs()
+    }
+    with limited(0.1, said.append), pytest.raises(TimeLimitError):
+        session.run(fed)
+    assert said and said[0].startswith("A call of the model was ended after 0.1 s.")
+
+
+def multiplied(model: onnx.ModelProto, size: int) -> None:
+    """Add a product of matrices that depends on the input, in integers, to an output."""
+    constant(model, size, 1)
+    first = model.graph.input[0].name
+    expand = next(node for node in model.graph.node if node.output[0] == "product0")
+    expand.input[0] = "whole"
+    nodes = [
+        helper.make_node("ReduceMax", [first], ["most"], keepdims=0),
+        helper.make_node("Cast", ["most"], ["whole"], to=TensorProto.INT64),
+    ]
+    model.graph.node.extend(nodes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from linexport.cli.errors import guarded, print_json
+from linexport.cli.errors import guarded_in_time, print_json
 from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
@@ -28,7 +28,7 @@ from linexport.cli.options import (
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
-from linexport.system.time_limit import DEFAULT, limited
+from linexport.system.time_limit import DEFAULT
 from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def bench(
     peak memory. With any of them: prefill and decode in tokens a second, from a state that has
     seen so many tokens; by default pp512 and tg128 at depth 0.
     """
-    with guarded(json), limited(time_limit):
+    with guarded_in_time(json, time_limit):
         from linexport.conversion import revalidate
 
         work = _workload(prefill, decode, depth, repeats, output, plot)

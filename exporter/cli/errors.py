@@ -6,11 +6,14 @@ Exit codes: 0 done, 1 internal error, 2 usage, 3 parity or signature, 4 unsuppor
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TextIO
 
 import typer
@@ -24,6 +27,7 @@ from linexport.errors import (
 )
 from linexport.system import signals
 from linexport.system.room import FULL, MAKE_ROOM
+from linexport.system.time_limit import limited
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
@@ -89,13 +93,36 @@ def guarded(json_output: bool) -> Iterator[None]:
         _stdout.reset(reset)
 
 
+@contextmanager
+def guarded_in_time(json_output: bool, seconds: float) -> Iterator[None]:
+    """Guard a command that runs models, each call of which may take so many seconds; 0: any."""
+    with guarded(json_output), limited(seconds, partial(_end, json_output)):
+        yield
+
+
+def _end(json_output: bool, message: str) -> None:
+    """End the process from another thread than that which runs a model, and cannot be ended."""
+    try:
+        _say(message, TimeLimitError.exit_code, json_output)
+        sys.stdout.flush()
+        for found in gc.get_objects():
+            if isinstance(found, tempfile.TemporaryDirectory):
+                found.cleanup()
+    finally:
+        os._exit(TimeLimitError.exit_code)
+
+
 def _fail(message: str, code: int, json_output: bool) -> None:
+    _say(message, code, json_output)
+    raise typer.Exit(code)
+
+
+def _say(message: str, code: int, json_output: bool) -> None:
     if json_output:
         print_error(message, code)
     else:
         typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
         echo(message, err=True)
-    raise typer.Exit(code)
 
 
 def print_error(message: str, code: int) -> None:
@@ -107,4 +134,6 @@ def print_json(value: dict[str, Any]) -> None:
     """One object on standard output: standard JSON."""
     from linexport.manifest import dumps
 
-    (_stdout.get() or sys.stdout).write(dumps(value))
+    stream = _stdout.get() or sys.stdout
+    stream.write(dumps(value))
+    stream.flush()

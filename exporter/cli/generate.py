@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from linexport.cli.errors import guarded, print_json
+from linexport.cli.errors import guarded_in_time, print_json
 from linexport.cli.options import (
     DEFAULT_TOKENS,
     ArtifactPath,
@@ -27,7 +27,7 @@ from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system import unread
 from linexport.system.terminal import visible_text
-from linexport.system.time_limit import DEFAULT, limited
+from linexport.system.time_limit import DEFAULT
 from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue texts with a language model, token by token, from its state."""
-    with guarded(json), limited(time_limit):
+    with guarded_in_time(json, time_limit):
         from linexport.artifact import NGramDraft, load
         from linexport.artifact.generating import GenerationRequest
         from linexport.cli.texts import GeneratedTexts

@@ -102,8 +102,8 @@ TimeLimit = Annotated[
         "--time-limit",
         min=0,
         metavar="SECONDS",
-        help="Most seconds of one call of the model: its graph may have a loop without an end. 0 "
-        "for no limit.",
+        help="Most seconds of opening the model, and of each call: its graph may have a loop "
+        "without an end, or constants that take long. 0 for no limit.",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from linexport.cli.errors import guarded
+from linexport.cli.errors import guarded_in_time
 from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
@@ -27,7 +27,7 @@ from linexport.cli.options import (
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
-from linexport.system.time_limit import DEFAULT, limited
+from linexport.system.time_limit import DEFAULT
 from linexport.targets.providers import CPU, Execution
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def validate(
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
-    with guarded(json), limited(time_limit):
+    with guarded_in_time(json, time_limit):
         from linexport.ci import validation
         from linexport.ci.regression import parse_percent
 

@@ -14,6 +14,7 @@ import torch
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import Arguments, Reference, feeds
+from linexport.system.time_limit import opening, watched
 from linexport.trace import Traced, plain_export
 from linexport.trace.messages import error_summary, innermost
 
@@ -57,8 +58,11 @@ def run_plain_export(
                 with torch.no_grad():
                     program = torch.export.export(loaded.module, loaded.args, dynamic_shapes=shapes)
             path, _ = plain_export(loaded, Path(folder), program)
-            session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-            got = session.run(None, feeds(inputs, [given.name for given in session.get_inputs()]))
+            with opening(options):
+                session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+            given = feeds(inputs, [one.name for one in session.get_inputs()])
+            with watched() as running:
+                got = session.run(None, given, running)
         except Exception as error:
             return PlainExport(failure=error_summary(innermost(error)))
     expected = Reference(loaded, torch.float32)(inputs)

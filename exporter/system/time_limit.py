@@ -1,19 +1,24 @@
-"""The time that one call of a model may take: a graph of a stranger may have a loop without an end.
+"""The time that a model of a stranger may take to open, and for each call.
 
-    with limited(300):                 of this process
-        with watched() as options:     around each call
+    with limited(300, end):                  of this process
+        with opening(session_options):       around opening a session
+            InferenceSession(...)
+        with watched() as options:           around each call
             session.run(None, inputs, options)
 
-ONNX Runtime looks at the options of a call before every node, in bodies of loops too, and ends the
-call once they say so.
+ONNX Runtime looks at the options of a call before every node, in bodies of loops too, and at those
+of a session between two passes over its graph, one of which computes all that is constant. It ends
+neither within a node or a pass: then ``end`` is called, which ends the process.
 """
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from linexport.errors import TimeLimitError
@@ -21,28 +26,54 @@ from linexport.errors import TimeLimitError
 DEFAULT = 300
 """Seconds of a call on the command line."""
 
+GRACE = 5.0
+"""Seconds that ONNX Runtime has to end what it was told to end."""
+
 _BETWEEN = 0.2
-"""Seconds between two looks at the calls that run."""
+"""Seconds between two looks at what runs."""
+
+CALL = (
+    "A call of the model was ended after {:g} s. Its graph may have a loop without an end; if it "
+    "is only slow, raise --time-limit."
+)
+OPENING = (
+    "Opening the model was ended after {:g} s. What is constant in its graph is computed then; if "
+    "that is only slow, raise --time-limit."
+)
+
+End = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Something that runs: when it is to end, how it is told so, and the message of that."""
+
+    until: float
+    stop: Callable[[], None]
+    message: str
 
 
 class _Watcher:
-    """Ends calls that have run for too long, on a thread of its own while there is a limit."""
+    """Ends what has run for too long, on a thread of its own while there is a limit."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._calls: dict[object, tuple[float, Any]] = {}
+    def __init__(self, seconds: float, end: End | None) -> None:
+        self.seconds, self._end = seconds, end
+        self._running: dict[object, _Running] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        context = contextvars.copy_context()  # of the command: where it writes
+        self._thread = threading.Thread(target=context.run, args=[self._look], daemon=True)
         self._thread.start()
 
-    def add(self, options: Any) -> object:
-        """Watch a call from now on; returns what ``remove`` takes."""
+    @contextmanager
+    def watch(self, stop: Callable[[], None], message: str) -> Iterator[_Running]:
+        """Watch what is done within."""
         token = object()
-        self._calls[token] = (time.monotonic() + self.seconds, options)
-        return token
-
-    def remove(self, token: object) -> None:
-        self._calls.pop(token, None)
+        until = time.monotonic() + self.seconds
+        self._running[token] = found = _Running(until, stop, message.format(self.seconds))
+        try:
+            yield found
+        finally:
+            self._running.pop(token)
 
     def end(self) -> None:
         self._ended.set()
@@ -51,19 +82,27 @@ class _Watcher:
     def _look(self) -> None:
         while not self._ended.wait(_BETWEEN):
             now = time.monotonic()
-            for end, options in list(self._calls.values()):
-                if now > end:
-                    options.terminate = True
+            for one in list(self._running.values()):
+                if now > one.until:
+                    one.stop()
+                if now > one.until + GRACE and self._end is not None:
+                    self._end(one.message)
 
 
 _watcher: _Watcher | None = None
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Limit the time of every call that this process makes meanwhile; 0 is no limit."""
+def limited(seconds: float, end: End | None = None) -> Iterator[None]:
+    """Limit the time of every session that this process opens meanwhile, and of every call.
+
+    Args:
+        seconds: of each; 0 is no limit.
+        end: ends the process with a message, from another thread; None to wait for as long as it
+            takes.
+    """
     global _watcher
-    before, _watcher = _watcher, _Watcher(seconds) if seconds > 0 else None
+    before, _watcher = _watcher, _Watcher(seconds, end) if seconds > 0 else None
     try:
         yield
     finally:
@@ -82,23 +121,50 @@ def watched(options: Any = None) -> Iterator[Any]:
     Raises:
         TimeLimitError: the call took longer.
     """
-    watcher = _watcher
-    if watcher is None:
+    if _watcher is None:
         yield options
         return
     import onnxruntime
 
     own = onnxruntime.RunOptions() if options is None else options
-    token = watcher.add(own)
-    try:
-        yield own
-    except Exception as error:
-        if not own.terminate:
+
+    def stop() -> None:
+        own.terminate = True
+
+    with _watcher.watch(stop, CALL) as running:
+        try:
+            yield own
+        except Exception as error:
+            if own.terminate:
+                raise TimeLimitError(running.message) from error
             raise
-        raise TimeLimitError(
-            f"A call of the model was ended after {watcher.seconds:g} s. Its graph may have a loop "
-            "without an end; if it is only slow, raise --time-limit."
-        ) from error
-    finally:
-        watcher.remove(token)
-        own.terminate = False
+        finally:
+            own.terminate = False
+
+
+@contextmanager
+def opening(options: Any) -> Iterator[None]:
+    """Limit the time of opening a session where there is a limit.
+
+    Args:
+        options: the ``onnxruntime.SessionOptions`` it is opened with, and no other is.
+
+    Raises:
+        TimeLimitError: it took longer.
+    """
+    if _watcher is None:
+        yield
+        return
+    stopped: list[bool] = []
+
+    def stop() -> None:
+        stopped.append(True)
+        options.set_load_cancellation_flag(True)
+
+    with _watcher.watch(stop, OPENING) as running:
+        try:
+            yield
+        except Exception as error:
+            if stopped:
+                raise TimeLimitError(running.message) from error
+            raise

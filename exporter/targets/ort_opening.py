@@ -22,6 +22,7 @@ from linexport.graph.external_data import ModelSource
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
+from linexport.system.time_limit import opening
 from linexport.targets import definitions, ort_graphs, placement
 from linexport.targets.kept_logits import with_kept_logits
 from linexport.targets.ort_options import changed_graph, given
@@ -84,7 +85,8 @@ def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
 
 
 def _on_cpu(model: ModelSource, options: Any) -> Any:
-    return onnxruntime.InferenceSession(given(model, options), options, [ORT_CPU])
+    with opening(options):
+        return onnxruntime.InferenceSession(given(model, options), options, [ORT_CPU])
 
 
 def _by_cpu_library(
@@ -114,7 +116,7 @@ def _on_provider(
     adapted = partial(placement.adapted, provider=execution.provider)
     changed, graph = changed_graph(model, adapted)
 
-    def opening(native: bool, captures: bool) -> Opened:
+    def way(native: bool, captures: bool) -> Opened:
         chosen = options()
         if native:
             cuda_library.register(chosen)
@@ -127,10 +129,10 @@ def _on_provider(
     for native, captures in ways:
         how = f"by {'the CUDA library' if native else 'functions'}"
         how += " with CUDA graphs" if captures else ""
-        made = _tried(how, partial(opening, native, captures))
+        made = _tried(how, partial(way, native, captures))
         if made is not None:
             return made
-    return opening(*last)
+    return way(*last)
 
 
 def _ways(model: onnx.ModelProto) -> list[tuple[bool, bool]]:

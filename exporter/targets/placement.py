@@ -24,6 +24,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph.walk import all_nodes, nodes_within
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.ops.op import DOMAIN
+from linexport.system.time_limit import opening
 from linexport.targets import definitions
 from linexport.targets.providers import PROVIDERS, Execution, add_provider
 from linexport.targets.shape_arithmetic import shape_arithmetic
@@ -100,7 +101,8 @@ def open_placed(
     # CPU may run ahead of the device's: a shape must not be written over before it is read.
     options.enable_mem_reuse = False
     try:
-        session = onnxruntime.InferenceSession(source, options, enable_fallback=0)
+        with opening(options):
+            session = onnxruntime.InferenceSession(source, options, enable_fallback=0)
         assigned = session.get_provider_graph_assignment_info()
     except Exception as error:  # ONNX Runtime has no class for its own
         raise EnvironmentProblemError(

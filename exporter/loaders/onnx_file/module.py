@@ -16,7 +16,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph import external_data
 from linexport.loaders.files import first_line
 from linexport.loaders.onnx_file.retyped import BFLOAT16, DOUBLE, HALF, Kinds, has_bfloat16, retyped
-from linexport.system.time_limit import watched
+from linexport.system.time_limit import opening, watched
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -85,9 +85,10 @@ class OnnxModule(torch.nn.Module):
             options.add_session_config_entry(name, value)
         if isinstance(model, bytes):
             options.add_session_config_entry(FOLDER, str(self.path.parent))
-        self.session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
-        )
+        with opening(options):
+            self.session = onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"]
+            )
         self.inputs = self.session.get_inputs()
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
