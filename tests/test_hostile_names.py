@@ -13,10 +13,11 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,6 +32,7 @@ from onnx import helper, numpy_helper
 from linexport.ci import github, junit
 from linexport.ci.outcome import CheckResult
 from linexport.graph.dims import DimRange
+from linexport.graph.interface import input_records, tensor_records
 from linexport.graph.states import State
 from linexport.manifest import Manifest
 from linexport.manifest.inspected import (
@@ -161,6 +163,65 @@ def test_a_prepared_folder_has_the_same_code_whatever_the_names(
     assert _said_by_cpp([literal for _, literal in literals], tmp_path) == [
         name.encode() for name, _ in literals
     ]
+
+
+def test_a_program_in_cpp_runs_with_any_names(tmp_path: Path) -> None:
+    """Programs with the names in every place are compiled as one, and run on a stand-in."""
+    names = [name for name in NAMES if name and "\0" not in name]
+    folders = []
+    for i in range(len(names)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        folders.append(folder)
+        _prepare(folder, names[i:] + names[:i])
+    include = '#include "linexport_engine.h"\n'
+    programs = [
+        (folder / "run.cpp")
+        .read_text()
+        .replace("int main(", f"int program{i}(")
+        .replace(include, "")
+        for i, folder in enumerate(folders)
+    ]
+    calls = "\n".join(f"    program{i}(count, words);" for i in range(len(names)))
+    ends = [program.rindex("}") for program in programs]  # main alone needs no return
+    parts = [f"{p[:end]}    return 0;\n{p[end:]}" for p, end in zip(programs, ends, strict=True)]
+    main = f"int main(int count, char** words) {{\n{calls}\n}}\n"
+    (folders[0] / "all.cpp").write_text("\n".join([include, *parts, main]))
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-trigraphs"]
+    command += ["-isystem", str(ROOT / "tests/support/cpp/tensorrt_stand_in"), "all.cpp"]
+    subprocess.run([*command, "-o", "run"], cwd=folders[0], check=True)
+    lines = [f"in {quote(f'x{n}', safe='')} 1 -1 8\n" for n in names]
+    lines += [f"out {quote(f'y{n}', safe='')} 1 -1 8\n" for n in names]
+    lines += [f"in {quote(f'past_{n}', safe='')} 1 4\n" for n in names]
+    lines += [f"out {quote(f'present_{n}', safe='')} 1 4\n" for n in names]
+    (folders[0] / "engine").write_text("".join(lines))
+    before = sorted(folders[0].iterdir())
+    done = subprocess.run(["./run", "engine"], cwd=folders[0], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(folders[0].iterdir()) == before  # no canary
+    for name in names:
+        said = f"16 tokens: {printable(f'y{name}')} has 128 values\n"
+        assert done.stdout.count(said.encode()) == 1, name
+
+
+def _prepare(folder: Path, names: Sequence[str]) -> None:
+    """Prepare a folder of a model with an input, an output and a state of each name."""
+
+    def info(name: str, *shape: str | int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, T.FLOAT, shape)
+
+    tokens = ("batch", "seq", 8)
+    taken = [info(f"x{n}", *tokens) for n in names] + [info(f"past_{n}", "batch", 4) for n in names]
+    made = [info(f"y{n}", *tokens) for n in names]
+    made += [info(f"present_{n}", "batch", 4) for n in names]
+    graph = helper.make_graph([], "g", taken, made)
+    onnx.save(helper.make_model(graph), folder / "model.onnx")
+    dims = {"batch": DimRange(1, 1, 4, batch=True), "seq": DimRange(1, 16, 64)}
+    states = [
+        StateRecord(f"past_{n}", f"present_{n}", "float32", ("batch", 4), "op") for n in names
+    ]
+    given = input_records(graph.input, {}), tensor_records(graph.output), tuple(states)
+    prepared.assemble(TENSORRT, Options(sms=(89,)), Converted(folder / "model.onnx", dims, *given))
 
 
 def _check_python(text: str, names: list[str], plain: Path | None = None) -> None:

@@ -26,6 +26,7 @@ from linexport.plugins.ops.registry import dim_of
 from linexport.plugins.tensorrt import library, quick
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.system import escape
+from linexport.system.terminal import printable
 from linexport.targets.base import Converted, Options
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.profiles import Profile
@@ -195,6 +196,7 @@ def _cpp(converted: Converted, own: bool) -> dict[str, str]:
             calls=", ".join(map(str, _calls(converted))),
             input=escape.cpp_string(next(i.name for i in converted.inputs if i.name not in states)),
             output=escape.cpp_string(_output(converted)),
+            shown=escape.cpp_string(printable(_output(converted))),
         ),
         HEADER: _template(HEADER, inputs="\n".join(rows), plugins=plugins),
     }

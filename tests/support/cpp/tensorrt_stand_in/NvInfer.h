@@ -1,5 +1,5 @@
 // A stand-in for TensorRT, with what run.cpp of a prepared folder calls. An "engine" is text: a line for
-// each tensor, "in|out NAME SIZES", where -1 is the tokens of a call (at most 64), -2 those before it, -3 both.
+// each tensor, "in|out NAME SIZES", with %XX in the name as in an address, where -1 is the tokens of a call (at most 64), -2 those before it, -3 both.
 // A call adds its tokens to every element of a state, and prints what it found.
 #pragma once
 #include <cstdint>
@@ -124,6 +124,16 @@ struct IPluginRegistry {
     }
 };
 
+inline std::string unquoted(std::string const& text) {
+    std::string found;
+    for (size_t i = 0; i < text.size(); ++i) {
+        bool const byte = text[i] == '%';
+        found += byte ? static_cast<char>(std::stoi(text.substr(i + 1, 2), nullptr, 16)) : text[i];
+        i += byte ? 2 : 0;
+    }
+    return found;
+}
+
 struct IRuntime {
     IPluginRegistry registry;
     IPluginRegistry& getPluginRegistry() { return registry; }
@@ -134,6 +144,7 @@ struct IRuntime {
             std::istringstream words(line);
             Tensor tensor{};
             words >> kind >> tensor.name;
+            tensor.name = unquoted(tensor.name);
             tensor.input = kind == "in";
             while (words >> tensor.shape.d[tensor.shape.nbDims]) ++tensor.shape.nbDims;
             engine->tensors.push_back(tensor);
