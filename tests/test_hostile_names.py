@@ -13,10 +13,12 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -28,7 +30,9 @@ from google.protobuf import text_format
 from markdown_it import MarkdownIt
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
+from selenium.webdriver.common.by import By
 
+import linexport
 from linexport.ci import github, junit
 from linexport.ci.outcome import CheckResult
 from linexport.graph.dims import DimRange
@@ -54,6 +58,8 @@ from linexport.targets.base import Converted, Options
 from linexport.targets.trt import prepared
 from linexport.timing import throughput_table
 from tests.support import ROOT
+from tests.support.browser import browser as opened_browser
+from tests.support.serving import eventually, served
 
 PLAIN = "name"
 NAMES = (
@@ -411,6 +417,59 @@ def test_findings_and_their_drawings(name: str) -> None:
     assert reader.tags == _read(findings_page(_inspection(PLAIN))).tags
     assert " ".join(printable(f"Reason{name}").split()) in " ".join(reader.text.split())
     assert all(c.isprintable() or c in "\n" for c in reader.text)
+
+
+OWNED = (
+    '"><script>window.owned = 1</script><img src=x onerror="window.owned = 1">',
+    "' onmouseover='window.owned = 1' autofocus onfocus='window.owned = 1' x='",
+    "javascript:window.owned=1",
+    '--></style></svg><svg onload="window.owned = 1">{{7*7}}${window.owned = 1}',
+)
+"""Names that set a variable where a browser takes them for more than text."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with opened_browser() as found:
+        yield found
+
+
+@pytest.mark.services
+def test_no_name_runs_in_a_browser(browser: Any, sample_manifest: Manifest, tmp_path: Path) -> None:
+    def opened(text: str) -> tuple[int, list[str]]:
+        (tmp_path / "page.html").write_text(text)
+        browser.get((tmp_path / "page.html").as_uri())
+        return _loaded(browser)
+
+    for name in (*OWNED, "".join(NAMES + OWNED)):
+        report = page.artifact_page(_named(sample_manifest, name))
+        assert opened(report) == opened(page.artifact_page(sample_manifest))
+        assert opened(findings_page(_inspection(name))) == opened(findings_page(_inspection(PLAIN)))
+
+
+def _loaded(browser: Any) -> tuple[int, list[str]]:
+    """Return what a page loads and runs: elements that do, and complaints about them."""
+    time.sleep(0.05)  # of events
+    assert browser.execute_script("return window.owned === undefined")
+    loads = "return document.querySelectorAll('script, img, iframe, object, embed').length"
+    messages = [entry["message"] for entry in browser.get_log("browser")]
+    return browser.execute_script(loads), messages
+
+
+@pytest.mark.services
+def test_no_name_of_a_model_runs_on_the_page_of_a_server(
+    browser: Any, converted: Callable[..., Path]
+) -> None:
+    opened = linexport.load(converted("language_model"), threads=1)
+    for name in ("".join(OWNED), NAMES[9]):
+        with served(opened, name=name) as server:
+            browser.get(server.url)
+            eventually(lambda: browser.find_element(By.ID, "mode").text)
+            place = browser.find_element(By.ID, "model")
+            assert place.get_property("childElementCount") == 0
+            shown = place.get_property("textContent")
+            assert len(shown) >= len(name) and shown.isprintable()
+            assert _loaded(browser) == (1, [])
 
 
 # Continuous integration ---------------------------------------------------------------------------

@@ -51,11 +51,16 @@ class Served:
 
 @contextmanager
 def served(
-    model: Artifact, *, token: str | None = None, park: Path | None = None, **limits: int
+    model: Artifact,
+    *,
+    token: str | None = None,
+    park: Path | None = None,
+    name: str = "tiny",
+    **limits: int,
 ) -> Iterator[Served]:
     """Serve a model from a thread; afterwards no text may be left."""
     most = Limits(**{"grace_seconds": 0, **limits})
-    service = Service(model, LocalComputing(model, most), "tiny", most, park)
+    service = Service(model, LocalComputing(model, most), name, most, park)
     address = Address(port=0, token=token)
     bound = listen(address)
     port = bound.getsockname()[1]
