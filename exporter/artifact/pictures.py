@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_PIXELS = 2**25
 """Pixels of a picture, from a file of any size: 128 MiB once it is decoded, and four times that
 while WEBP is."""
+
+TILE_SIZE = (322, 323)
+"""Tags of TIFF: width and height of a tile, which may be larger than the picture."""
 
 EXTRA = "pip install 'linexport[images]'"
 
@@ -106,18 +109,45 @@ def read_picture(path: Path) -> Image:
     try:
         # Others are programs, as PostScript is, which Pillow gives to an interpreter.
         with _without_warnings(), Image.open(path, formats=FORMATS) as picture:
-            width, height = picture.size  # of its head: nothing is decoded yet
-            if width * height > MOST_PIXELS:
-                raise UsageError(
-                    f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are decoded. "
-                    "Scale it down."
-                )
+            for width, height in (picture.size, _tile(path, picture)):  # nothing is decoded yet
+                if width * height > MOST_PIXELS:
+                    raise UsageError(
+                        f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are "
+                        "decoded. Scale it down."
+                    )
             ImageOps.exif_transpose(picture, in_place=True)
             return picture if picture.mode == "RGB" else picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(
             f"{path} cannot be read as an image: {error}. Expected one of {', '.join(FORMATS)}."
         ) from None
+
+
+def _tile(path: Path, picture: Image) -> tuple[int, int]:
+    """Return the size of the tiles of a TIFF file, which are decoded whole; (1, 1) without.
+
+    Raises:
+        ValueError: the size is not a number, or may be listed twice: libraries differ in which of
+            the two they take.
+    """
+    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})
+    if picture.format != "TIFF" or not any(tag in tags for tag in TILE_SIZE):
+        return 1, 1
+    width, height = (tags.get(tag) for tag in TILE_SIZE)
+    if not isinstance(width, int) or not isinstance(height, int) or _entries(path) != len(tags):
+        raise ValueError("the size of its tiles is not clear")
+    return width, height
+
+
+def _entries(path: Path) -> int:
+    """Return how many entries the first directory of a TIFF file has."""
+    with path.open("rb") as file:
+        head = file.read(16)
+        order: Literal["little", "big"] = "little" if head.startswith(b"II") else "big"
+        large = 43 in head[2:4]
+        start, counted = (head[8:16], 8) if large else (head[4:8], 2)
+        file.seek(int.from_bytes(start, order))
+        return int.from_bytes(file.read(counted), order)
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import struct
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -391,6 +393,64 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
     with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 33,554,432 are decoded"):
         pictures.read_picture(path)
+
+
+def tiff(*tags: tuple[int, int], data: bytes = b"", order: str = "<") -> bytes:
+    """A TIFF file of these tags, all of one number; offsets of data are 300."""
+    mark = {"<": b"II", ">": b"MM"}[order]
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags)
+    head = mark + struct.pack(f"{order}HIH", 42, 8, len(tags)) + entries + bytes(4)
+    return head.ljust(300, b"\0") + data
+
+
+def tiled(*sizes: int, compression: int = 8, **of_file: Any) -> bytes:
+    """A grey picture of 16 x 16 pixels in tiles of these sizes: once, or twice."""
+    plain = {256: 16, 257: 16, 258: 8, 259: compression, 262: 1, 277: 1}
+    data = bytes(256) if compression == 1 else zlib.compress(bytes(2**20))
+    tiles = [(tag, size) for size in sizes for tag in pictures.TILE_SIZE]
+    return tiff(*plain.items(), *tiles, (324, 300), (325, len(data)), data=data, **of_file)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_tiles_of_a_picture_are_pixels_as_well(order: str, tmp_path: Path) -> None:
+    """A picture of 256 pixels takes the memory of its one tile, which is decoded whole."""
+    path = tmp_path / "tiled.tif"
+    path.write_bytes(tiled(40_000, order=order))
+    with pytest.raises(UsageError, match="40000 x 40000 pixels"):
+        pictures.read_picture(path)
+    for sizes in [(40_000, 16), (16, 40_000)]:
+        path.write_bytes(tiled(*sizes, order=order))
+        with pytest.raises(UsageError, match="the size of its tiles is not clear"):
+            pictures.read_picture(path)
+    path.write_bytes(tiled(16, compression=1, order=order))
+    assert pictures.read_picture(path).size == (16, 16)
+
+
+OTHERS = {
+    **dict.fromkeys(("DDS", "ICO", "PCX", "PDF", "PPM", "SGI", "TGA", "JPEG2000"), b""),
+    "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "QOI": b"qoif" + struct.pack(">IIBB", 1, 1, 4, 0) + b"\xff\1\2\3\4" + bytes(7) + b"\1",
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_pictures_of_other_formats_are_not_tried(
+    form: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"picture.{ending}"
+    path.write_bytes(OTHERS[form])
+    if not OTHERS[form]:
+        image.new("RGB", (16, 16)).save(path, form)
+    image.init()
+    tried = []
+    for name, (_, accept) in image.OPEN.items():
+        if name not in pictures.FORMATS:
+            known = (lambda *_, name=name: tried.append(name), accept)
+            monkeypatch.setitem(image.OPEN, name, known)
+    with pytest.raises(UsageError, match="cannot be read as an image"):
+        pictures.read_picture(path)
+    assert not tried
 
 
 MEASURE = """
