@@ -31,6 +31,8 @@ from linexport.errors import (
     UsageError,
 )
 from linexport.loaders.onnx_file.ranks import check_ranks
+from linexport.loaders.onnx_file.skeleton import skeleton
+from linexport.loaders.onnx_file.structure import check_structure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -293,6 +295,123 @@ def test_a_file_without_a_digest_is_not_opened(with_data: Path) -> None:
     for call in (linexport.load, linexport.validate, linexport.bench):
         with pytest.raises(UsageError, match=r"has no SHA-256 of model\.onnx\.data"):
             call(with_data)
+
+
+def _entries(**of_weight: str) -> Callable[[Path], list[tuple[str, str]]]:
+    """Return what describes where the weight of ``with_data`` is, in these words."""
+
+    def describe(folder: Path) -> list[tuple[str, str]]:
+        size = (folder / "model.onnx.data").stat().st_size
+        plain = {"location": "model.onnx.data", "offset": "0", "length": str(size)}
+        return list({**plain, **of_weight}.items())
+
+    return describe
+
+
+def _outside(link: Callable[[Path, Path], None]) -> Callable[[Path], list[tuple[str, str]]]:
+    """Put a link to a copy of the weights that is elsewhere in their place."""
+
+    def describe(folder: Path) -> list[tuple[str, str]]:
+        data = folder / "model.onnx.data"
+        outside = folder.with_name("outside.data")
+        outside.write_bytes(data.read_bytes())
+        found = _entries()(folder)
+        data.unlink()
+        link(data, outside)
+        return found
+
+    return describe
+
+
+def _address(folder: Path) -> list[tuple[str, str]]:
+    """Use ONNX Runtime's mark for an address in memory, with a file of that name."""
+    place = folder / "*" / "_ORT_MEM_ADDR_"
+    place.mkdir(parents=True)
+    (place / "*").write_bytes((folder / "model.onnx.data").read_bytes())
+    return _entries(location="*/_ORT_MEM_ADDR_/*", offset="0")(folder)
+
+
+def _twice(key: str, value: str, last: bool) -> Callable[[Path], list[tuple[str, str]]]:
+    def describe(folder: Path) -> list[tuple[str, str]]:
+        found = _entries()(folder)
+        return [*found, (key, value)] if last else [(key, value), *found]
+
+    return describe
+
+
+def _in_a_folder(folder: Path) -> list[tuple[str, str]]:
+    (folder / "inner").mkdir()
+    (folder / "inner/data").write_bytes((folder / "model.onnx.data").read_bytes())
+    return _entries(location="inner/data")(folder)
+
+
+def _pipe(data: Path, outside: Path) -> None:
+    os.mkfifo(data)
+
+
+PLACES = {
+    "above": _entries(location="../outside.data"),
+    "above, through a folder": _entries(location="inner/../../outside.data"),
+    "absolute": _entries(location="/etc/passwd"),
+    "absolute, twice": _entries(location="//etc/passwd"),
+    "a process": _entries(location="../../../../../../../proc/self/environ"),
+    "a device": _entries(location="/dev/zero"),
+    "other letters": _entries(location="Model.onnx.data"),
+    "with a dot": _entries(location="./model.onnx.data"),
+    "backslashes": _entries(location="..\\outside.data"),
+    "an address of a file": _entries(location="file:///etc/passwd"),
+    "an address of memory": _address,
+    "a null character": _entries(location="model.onnx.data\0"),
+    "nothing": _entries(location=""),
+    "the folder": _entries(location="."),
+    "in a folder": _in_a_folder,
+    "a link to elsewhere": _outside(lambda data, outside: data.symlink_to(outside)),
+    "a link to a device": _outside(lambda data, _: data.symlink_to("/dev/zero")),
+    "a link to a process": _outside(lambda data, _: data.symlink_to("/proc/self/mem")),
+    "a link to itself": _outside(lambda data, _: data.symlink_to(data)),
+    "a pipe": _outside(_pipe),
+    "negative": _entries(offset="-4"),
+    "very large": _entries(offset=str(2**64 - 8)),
+    "larger than any": _entries(offset="9" * 4000),
+    "behind the end": _entries(offset="8"),
+    "a length too large": _entries(length=str(2**63)),
+    "a length too small": _entries(length="4"),
+    "a negative length": _entries(length="-1"),
+    "other digits": _entries(offset="٠"),
+    "a sign": _entries(offset="+0"),
+    "hexadecimal": _entries(offset="0x0"),
+    "a location twice": _twice("location", "other.data", last=True),
+    "a location before": _twice("location", "/etc/passwd", last=False),
+    "an offset twice": _twice("offset", "8", last=False),
+    "a length twice": _twice("length", "8", last=False),
+    "packed weights": _entries(prepacked_0="MatMul+key|0;64;0|"),
+    "an unknown key": _entries(Location="/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_weights_are_beside_the_model_and_nowhere_else(form: str, with_data: Path) -> None:
+    """Whatever the manifest lists and whatever is there under such names."""
+    (with_data / "other.data").write_bytes((with_data / "model.onnx.data").read_bytes())
+    model = onnx.load(with_data / "model.onnx", load_external_data=False)
+    (weight,) = (t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    described_so = PLACES[form](with_data)
+    del weight.external_data[:]
+    for key, value in described_so:
+        weight.external_data.add(key=key, value=value)
+    (with_data / "model.onnx").write_bytes(model.SerializeToString())
+    listed(with_data, "model.onnx", "other.data")
+    record = {"bytes": 2048, "sha256": "0" * 64}
+    locations = [value for key, value in described_so if key == "location"]
+    described(with_data, lambda m: [m["files"].setdefault(name, record) for name in locations])
+    for verify in (True, False):
+        with pytest.raises(UsageError, match=r"\S"):
+            linexport.load(with_data, threads=1, verify=verify)
+    if form in ("with a dot", "in a folder"):  # of a source that is converted
+        check_structure(with_data / "model.onnx", skeleton(with_data / "model.onnx"))
+        return
+    with pytest.raises(UnsupportedModelError):
+        check_structure(with_data / "model.onnx", skeleton(with_data / "model.onnx"))
 
 
 # Hostile

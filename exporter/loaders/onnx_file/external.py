@@ -18,6 +18,15 @@ from linexport.loaders.files import sha256
 
 FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
+KEYS = frozenset({"location", "offset", "length", "checksum"})
+"""What describes external data in ONNX. ONNX Runtime has more: weights as kernels pack them."""
+
+IN_MEMORY = "_ORT_MEM_ADDR_"
+"""Part of ONNX Runtime's location of a weight that is at an address in memory, its offset."""
+
+MOST_DIGITS = 18
+"""Digits of an offset or a length: no file of so many bytes is larger than integers are."""
+
 
 def check_external(path: Path, model: onnx.ModelProto) -> None:
     """Check every reference to external data.
@@ -83,8 +92,14 @@ def _entries(model: onnx.ModelProto) -> Iterator[tuple[TensorProto, dict[str, st
 
 
 def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> None:
+    given = [e.key for e in tensor.external_data]
+    if len(entry) < len(given) or not KEYS.issuperset(given):
+        raise UnsupportedModelError(
+            f"the weight {tensor.name} is described by {', '.join(given)}; expected each of "
+            f"{', '.join(sorted(KEYS))} once at most"
+        )
     location = entry.get("location", "")
-    place = _inside(folder, location)
+    place = None if IN_MEMORY in location else _inside(folder, location)
     if place is None:
         raise UnsupportedModelError(
             f"the weight {tensor.name} refers to {location!r}, which is not a file inside the "
@@ -96,7 +111,7 @@ def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> No
             f"{folder}"
         )
     texts = entry.get("offset", "0"), entry.get("length", "")
-    if not all(text.isdecimal() or not text for text in texts):
+    if not all(not text or _is_number(text) for text in texts):
         raise UnsupportedModelError(f"the weight {tensor.name} has the offset and length {texts}")
     offset, size = int(texts[0] or 0), place.stat().st_size
     length = int(texts[1]) if texts[1] else size - offset
@@ -106,6 +121,10 @@ def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> No
             f"the weight {tensor.name} needs {wanted} bytes; {location} has {size} and the model "
             f"points at {length} from {offset}"
         )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 def _inside(folder: Path, location: str) -> Path | None:
