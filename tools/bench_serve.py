@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ from linexport import models
 
 LAYERS, TOKENS, CLIENTS, ROUNDS = 4, 64, 16, 9
 DISTINCT, RATE = 100, 60.0
-"""Different texts of the long run, and its arrivals a second."""
+"""Different texts of the long run, and its arrivals a second where nothing else runs."""
 
 SMALL = 32
 """Width of the model of the long run."""
@@ -80,6 +80,9 @@ COSTLY_BODIES = {
     name: (path, body.encode() if isinstance(body, str) else json.dumps(body).encode())
     for name, (path, body) in COSTLY.items()
 }
+
+CHUNKED, CHUNKS = "very many chunks", 20_000
+"""A kind that costs much as well: a body in so many chunks of a byte each."""
 
 LIVE_SECONDS = 0.1
 """Seconds between two requests for /health/live."""
@@ -264,6 +267,12 @@ class Soak:
             body = BAD[text.seed % len(BAD)]
             answer = await client.post("/v1/completions", content=body)
             return self._judged(kind, answer.status_code in (400, 404), answer.text)
+        if kind == CHUNKED:
+            try:
+                answer = await client.post(TEXT, content=_chunks())
+            except httpx2.HTTPError:  # the server has closed before all was sent
+                return kind
+            return self._judged(kind, answer.status_code == 400, answer.text)
         if kind in COSTLY_BODIES:
             path, content = COSTLY_BODIES[kind]
             answer = await client.post(path, content=content)
@@ -305,8 +314,13 @@ class Soak:
         return kind
 
 
+async def _chunks() -> AsyncIterator[bytes]:
+    for _ in range(CHUNKS):
+        yield b" "
+
+
 def soak(
-    artifact: Path, folder: Path, requests: int, seed: int, costly: bool = False
+    artifact: Path, folder: Path, requests: int, rate: float, seed: int, costly: bool = False
 ) -> dict[str, Any]:
     """Send requests of all kinds, ``costly`` ones among them; return counts, memory and times."""
     draw = random.Random(seed)
@@ -319,12 +333,12 @@ def soak(
     kinds, weights = ("text", "stream", "cancel", "disconnect", "malformed"), (4, 3, 1, 1, 1)
     at, arrivals = 0.0, []
     for _ in range(requests):
-        at += draw.expovariate(RATE)
+        at += draw.expovariate(rate)
         arrivals.append((at, draw.choices(kinds, weights)[0], draw.choice(texts)))
     if costly:
         more = random.Random(seed + 1)
         times = [more.uniform(0, at) for _ in range(requests // 10)]
-        arrivals += [(t, more.choice([*COSTLY]), texts[0]) for t in times]
+        arrivals += [(t, more.choice([*COSTLY, CHUNKED]), texts[0]) for t in times]
         arrivals.sort(key=lambda one: one[0])
     with serve(artifact, folder / "soak.log", "--slots", CLIENTS) as server:
         run = Soak(server, expected)
@@ -369,6 +383,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--dim", type=int, default=512)
     options.add_argument("--requests", type=int, default=2000)
+    options.add_argument("--rate", type=float, default=RATE, help="arrivals a second")
     options.add_argument("--seed", type=int, default=0, help="of the arrivals")
     options.add_argument("--only", choices=("clients", "requests", "costly"))
     measurement.add_option(options)
@@ -385,10 +400,10 @@ def main() -> None:
             model = artifact(folder, SMALL)
             half = given.requests // 2
             for name, costly in (("plain", False), ("soak", True)):
-                result[name] = soak(model, folder, half, given.seed, costly)
+                result[name] = soak(model, folder, half, given.rate, given.seed, costly)
                 print(name, json.dumps(result[name], indent=2))
         elif given.only != "clients":
-            found = soak(artifact(folder, SMALL), folder, given.requests, given.seed)
+            found = soak(artifact(folder, SMALL), folder, given.requests, given.rate, given.seed)
             print(json.dumps(found, indent=2))
             result["soak"] = found
     result["load"] = Path("/proc/loadavg").read_text().split()[:3]
