@@ -2,19 +2,20 @@
 //
 //   FUZZER FOLDER SECONDS SEED LAST
 //
-// FOLDER has the corpus, a file each. An input that reaches an edge of the program that none has reached is kept, in
+// SECONDS are of the processor: it may run where others have the machine. FOLDER has the corpus, a file each. An input that reaches an edge of the program that none has reached is kept, in
 // memory, and mutated further. LAST is the file that has the input at hand, behind the four bytes of its
 // length. Texts of `dictionary()` are inserted whole. A corpus of one input and 0 seconds runs it once.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -28,7 +29,8 @@ std::vector<std::string> const& dictionary();
 namespace {
 
 size_t constexpr edges = size_t{1} << 16, longest = size_t{1} << 16;
-unsigned constexpr slow = 20;  // seconds after which one input is taken to hang
+unsigned constexpr slow = 20;  // seconds of the processor after which one input is taken to hang
+unsigned constexpr waits = 600;  // seconds, of an input that waits for something
 
 uint8_t reached[edges];  // by the input at hand
 bool known[edges];
@@ -44,6 +46,14 @@ char* opened(char const* name) {
 }
 
 char* last = nullptr;
+
+void limit(unsigned ofProcessor, unsigned ofClock) {
+    itimerval const timer{{0, 0}, {ofProcessor, 0}};
+    setitimer(ITIMER_PROF, &timer, nullptr);
+    alarm(ofClock);
+}
+
+double seconds() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
 void onAlarm(int) {
     static char const text[] = "an input takes too long\n";
@@ -102,9 +112,9 @@ bool run() {
     uint32_t const size = static_cast<uint32_t>(input.size());
     std::memcpy(last, &size, sizeof size);
     std::memcpy(last + sizeof size, input.data(), size);
-    alarm(slow);
+    limit(slow, waits);
     fuzz(input);
-    alarm(0);
+    limit(0, 0);
     bool found = false;
     for (size_t i = 0; i < edges; ++i)
         if (reached[i] && !known[i]) found = known[i] = true;
@@ -122,6 +132,7 @@ int main(int, char** arguments) {
     last = opened(arguments[4]);
     if (!last) return 2;
     signal(SIGALRM, onAlarm);
+    signal(SIGPROF, onAlarm);
     std::vector<std::string> corpus;
     for (auto const& entry : std::filesystem::directory_iterator(arguments[1])) {
         std::ifstream file(entry.path(), std::ios::binary);
@@ -133,9 +144,9 @@ int main(int, char** arguments) {
     }
     size_t const given = corpus.size();
     Mutator mutator(std::strtoull(arguments[3], nullptr, 10));
-    auto const end = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::atof(arguments[2]));
+    double const end = seconds() + std::atof(arguments[2]);
     long runs = 0;
-    for (; std::chrono::steady_clock::now() < end; ++runs) {
+    for (; seconds() < end; ++runs) {
         input = mutator.mutated(corpus);
         if (run()) corpus.push_back(input);
     }
