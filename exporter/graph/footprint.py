@@ -146,7 +146,7 @@ class Footprint:
     ) -> tuple[int, list[_Value]]:
         """Take the branch that the condition says, or each where it is known in a call alone."""
         taken = values[node.input[0]].numbers if node.input[0] in values else None
-        names = ("then_branch", "else_branch")
+        names: tuple[str, ...] = ("then_branch", "else_branch")
         if taken is not None and taken.size == 1:
             names = names[:1] if taken.item() else names[1:]
         found = []
