@@ -39,7 +39,7 @@ from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.http.json_writer import encoded, largest
 from linexport.serving.http.openai_answers import Answer
-from linexport.serving.http.pieces import AT_ONCE, PieceReader
+from linexport.serving.http.pieces import AT_ONCE, PART, PieceReader
 from linexport.serving.http.server import Address, Server, listen, serve
 from linexport.serving.limits import Limits
 from linexport.serving.service import Service
@@ -410,6 +410,25 @@ def test_trailers_and_extensions_of_chunks_have_the_limits_of_headers(
         except ConnectionError:  # closed with the rest unread
             assert status == b"400"
     eventually(server.idle)
+
+
+def test_the_parser_is_given_a_part_of_a_packet_at_a_time(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 trailers that are all there are read at once otherwise, before they are counted."""
+    real, given = PieceReader.receive_data, []
+
+    def receive_data(self: PieceReader, data: bytes) -> None:
+        given.append(len(data))
+        real(self, data)
+
+    monkeypatch.setattr(PieceReader, "receive_data", receive_data)
+    body = json.dumps(text(prompt="ab", max_tokens=1, user="u" * 60_000)).encode()
+    assert sent(server, chunked(TEXT, body, 60_200), whole=False).startswith(b"HTTP/1.1 200")
+    assert max(given) <= PART and sum(given) > 60_000
+    given.clear()
+    assert sent(server, trailers(*[b"a: b"] * 60_000), whole=False).startswith(b"HTTP/1.1 400")
+    assert sum(given) < 2 * HEADER_BYTES + PART
 
 
 def test_a_body_may_come_in_any_number_of_packets() -> None:
