@@ -443,6 +443,22 @@ def test_a_body_may_come_in_any_number_of_packets() -> None:
     assert found == 40_000
 
 
+def test_a_request_has_one_answer_however_it_goes_on(model: Artifact) -> None:
+    """One that took too long and then came in too many chunks had two."""
+    with served(model, request_seconds=1) as slow:
+        content = chunked(TEXT, b" " * 20_000, 1)
+        with socket.create_connection(("127.0.0.1", slow.port), timeout=10) as raw:
+            raw.sendall(content[:200])
+            found = raw.recv(2**16)
+            try:
+                raw.sendall(content[200:])
+                while part := raw.recv(2**16):
+                    found += part
+            except ConnectionError:
+                pass
+    assert found.startswith(b"HTTP/1.1 408") and found.count(b"HTTP/1.1") == 1
+
+
 def test_chunks_leave_the_loop_its_turns() -> None:
     reader = PieceReader(h11.SERVER, HEADER_BYTES, HEADERS)
     reader.receive_data(chunked(TEXT, b" " * 1000, 1))

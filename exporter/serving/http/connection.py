@@ -95,7 +95,10 @@ class Connection(H11Protocol):
         try:
             super().handle_events()
         except PiecesError as error:
-            self._refuse(str(error))
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                self._refuse(str(error))
+            else:  # the request has its answer
+                self.transport.close()
         if self.conn.rests and not self.flow.held:
             self.flow.hold()
             self.loop.call_soon(self._go_on)
