@@ -459,6 +459,20 @@ def test_a_request_has_one_answer_however_it_goes_on(model: Artifact) -> None:
     assert found.startswith(b"HTTP/1.1 408") and found.count(b"HTTP/1.1") == 1
 
 
+def test_a_body_that_goes_on_after_the_answer_is_not_waited_for(model: Artifact) -> None:
+    """A byte now and then held a connection for ever, once its request had taken too long."""
+    with served(model, request_seconds=1) as slow:
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", slow.port), timeout=10) as raw:
+            raw.sendall(head)
+            assert raw.recv(2**16).startswith(b"HTTP/1.1 408")
+            start = time.perf_counter()
+            with pytest.raises(ConnectionError):
+                while time.perf_counter() < start + 20:
+                    raw.sendall(b" ")
+                    time.sleep(0.05)
+
+
 def test_chunks_leave_the_loop_its_turns() -> None:
     reader = PieceReader(h11.SERVER, HEADER_BYTES, HEADERS)
     reader.receive_data(chunked(TEXT, b" " * 1000, 1))

@@ -91,7 +91,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Handle what came, in parts; stop waiting when all headers of a request are there."""
+        """Handle what came, in parts; stop waiting when all headers of a request are there.
+
+        A body that goes on after the answer is waited for like the next request.
+        """
         try:
             super().handle_events()
         except PiecesError as error:
@@ -102,7 +105,7 @@ class Connection(H11Protocol):
         if self.conn.rests and not self.flow.held:
             self.flow.hold()
             self.loop.call_soon(self._go_on)
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
             self._waiting.stop()
 
     def _go_on(self) -> None:
