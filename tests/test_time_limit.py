@@ -163,7 +163,7 @@ def test_a_command_ends_where_opening_a_model_does_not(
 def test_a_call_that_does_not_end_is_said(
     changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is not ended by ONNX Runtime: who limits the time is told, and ends the process."""
+    """ONNX Runtime ends no node: the function that ends the process is called."""
     monkeypatch.setattr(time_limit, "GRACE", 0.1)
     monkeypatch.setattr(time_limit, "_BETWEEN", 0.02)
     session = OrtSession(changed("small", lambda model: multiplied(model, 900)) / "model.onnx", 1)

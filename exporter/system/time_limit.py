@@ -27,7 +27,7 @@ DEFAULT = 300
 """Seconds of a call on the command line."""
 
 GRACE = 5.0
-"""Seconds that ONNX Runtime has to end what it was told to end."""
+"""Seconds between the request that ONNX Runtime stops and the end of the process."""
 
 _BETWEEN = 0.2
 """Seconds between two looks at what runs."""
@@ -46,7 +46,7 @@ End = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Running:
-    """Something that runs: when it is to end, how it is told so, and the message of that."""
+    """A call or an opening: until when it may run, what stops it, and the message of that."""
 
     until: float
     stop: Callable[[], None]
@@ -97,7 +97,7 @@ def limited(seconds: float, end: End | None = None) -> Iterator[None]:
     """Limit the time of every session that this process opens meanwhile, and of every call.
 
     Args:
-        seconds: of each; 0 is no limit.
+        seconds: of each; 0 for no limit.
         end: ends the process with a message, from another thread; None to wait for as long as it
             takes.
     """

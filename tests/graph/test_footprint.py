@@ -1,4 +1,4 @@
-"""What a graph holds at once, beside shapes that ONNX Runtime computes."""
+"""Bytes that a graph holds at once, compared with values that ONNX Runtime computes."""
 
 from __future__ import annotations
 

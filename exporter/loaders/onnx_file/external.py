@@ -19,7 +19,7 @@ from linexport.loaders.files import sha256
 FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})
-"""What describes external data in ONNX. ONNX Runtime has more: weights as kernels pack them."""
+"""Keys of external data in ONNX. ONNX Runtime has more, of weights as its kernels pack them."""
 
 IN_MEMORY = "_ORT_MEM_ADDR_"
 """Part of ONNX Runtime's location of a weight that is at an address in memory, its offset."""
