@@ -32,15 +32,6 @@ GRACE = 5.0
 _BETWEEN = 0.2
 """Seconds between two looks at what runs."""
 
-CALL = (
-    "A call of the model was ended after {:g} s. Its graph may have a loop without an end; if it "
-    "is only slow, raise --time-limit."
-)
-OPENING = (
-    "Opening the model was ended after {:g} s. What is constant in its graph is computed then; if "
-    "that is only slow, raise --time-limit."
-)
-
 End = Callable[[str], None]
 
 
@@ -65,13 +56,13 @@ class _Watcher:
         self._thread.start()
 
     @contextmanager
-    def watch(self, stop: Callable[[], None], message: str) -> Iterator[_Running]:
+    def watch(self, stop: Callable[[], None], message: str) -> Iterator[None]:
         """Watch what is done within."""
         token = object()
         until = time.monotonic() + self.seconds
-        self._running[token] = found = _Running(until, stop, message.format(self.seconds))
+        self._running[token] = _Running(until, stop, message)
         try:
-            yield found
+            yield
         finally:
             self._running.pop(token)
 
@@ -131,12 +122,16 @@ def watched(options: Any = None) -> Iterator[Any]:
     def stop() -> None:
         own.terminate = True
 
-    with _watcher.watch(stop, CALL) as running:
+    message = (
+        f"A call of the model was ended after {_watcher.seconds:g} s. Its graph may have a loop "
+        "without an end; if it is only slow, raise --time-limit."
+    )
+    with _watcher.watch(stop, message):
         try:
             yield own
         except Exception as error:
             if own.terminate:
-                raise TimeLimitError(running.message) from error
+                raise TimeLimitError(message) from error
             raise
         finally:
             own.terminate = False
@@ -161,10 +156,14 @@ def opening(options: Any) -> Iterator[None]:
         stopped.append(True)
         options.set_load_cancellation_flag(True)
 
-    with _watcher.watch(stop, OPENING) as running:
+    message = (
+        f"Opening the model was ended after {_watcher.seconds:g} s. What is constant in its graph "
+        "is computed then; if that is only slow, raise --time-limit."
+    )
+    with _watcher.watch(stop, message):
         try:
             yield
         except Exception as error:
             if stopped:
-                raise TimeLimitError(running.message) from error
+                raise TimeLimitError(message) from error
             raise
