@@ -34,7 +34,7 @@ from linexport.serving.computing import LocalComputing
 from linexport.serving.http import accepting, inference
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
-from linexport.serving.http.connection import HEADER_BYTES, HEADERS, Connection
+from linexport.serving.http.connection import HEADER_BYTES, HEADERS
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.http.json_writer import encoded, largest
@@ -441,28 +441,6 @@ def test_a_body_may_come_in_any_number_of_packets() -> None:
         reader.go_on()
         found += len(reader.next_event().data)
     assert found == 40_000
-
-
-def test_a_request_has_one_answer_however_it_goes_on(
-    model: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that took too long and then came in too many chunks had two."""
-    refused: list[str] = []
-    monkeypatch.setattr(Connection, "_refuse", lambda _, content: refused.append(content))
-    content = chunked(TEXT, b" " * 20_000, 1)
-    with (
-        served(model, request_seconds=3) as slow,
-        socket.create_connection(("127.0.0.1", slow.port), timeout=10) as raw,
-    ):
-        raw.sendall(content[:200])
-        assert raw.recv(2**16).startswith(b"HTTP/1.1 408")
-        try:
-            raw.sendall(content[200:])
-            while raw.recv(2**16):
-                pass
-        except ConnectionError:
-            pass
-    assert not refused
 
 
 def test_a_body_that_goes_on_after_the_answer_is_not_waited_for(model: Artifact) -> None:
