@@ -2,8 +2,8 @@
 //
 //   FUZZER FOLDER SECONDS SEED LAST
 //
-// SECONDS are of the processor: it may run where others have the machine. FOLDER has the corpus, a file each. An input that reaches an edge of the program that none has reached is kept, in
-// memory, and mutated further. LAST is the file that has the input at hand, behind the four bytes of its
+// SECONDS are of the processor: it may run where others have the machine. FOLDER has the corpus, a file each.
+// An input that reaches an edge of the program that none has reached is kept, in memory, and mutated further. LAST is the file that has the input at hand, behind the four bytes of its
 // length. Texts of `dictionary()` are inserted whole. A corpus of one input and 0 seconds runs it once.
 #include <fcntl.h>
 #include <signal.h>
