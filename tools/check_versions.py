@@ -1,11 +1,13 @@
 """Try every model type with the releases that are installed; tell which of them convert and stream.
 
-    python tools/check_versions.py [--quick] [--jobs N] [--json FILE] [--note TEXT] [MODEL_TYPE ...]
+    python tools/check_versions.py [--quick] [--jobs N] [--json FILE] [--continue] [MODEL_TYPE ...]
+    python tools/check_versions.py --json FILE --also "smoke tests=1,297 passed"
 
 Types that a release of transformers does not have are left out. With --quick a type is loaded,
 exported and run in pieces in PyTorch, which takes a third of the time; without, it is converted
-as ``convert`` does it. With --json the run is added to those the file has, by its releases, which
-the page "Versions" shows. Exits with 1 where a type does not stream.
+as ``convert`` does it. With --json every outcome is at once added to those the file has for these
+releases, which the page "Versions" shows; --also adds what else was run with them, and tries types
+only where some are named. Exits with 1 where a type does not stream.
 """
 
 from __future__ import annotations
@@ -107,43 +109,96 @@ def be_quiet() -> None:
     logging.disable(logging.WARNING)
 
 
-def add_run(path: Path, run: dict[str, Any]) -> None:
-    """Put a run into a file, in the place of one with the same releases, and of another kind."""
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    same = [r for r in runs if (r["releases"], r["quick"]) == (run["releases"], run["quick"])]
-    for earlier in same:
-        run["types"] = {**earlier["types"], **run["types"]}
-    kept = [r for r in runs if r not in same]
+def environment_run(quick: bool) -> dict[str, Any]:
+    """Return the run of this environment, of which nothing was tried yet."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "releases": {name: version(name) or "" for name in PACKAGES},
+        "quick": quick,
+        "also": {},
+        "types": {},
+    }
+
+
+def is_same(run: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two runs are of one kind, with the same releases and minor of Python."""
+    kinds = [(r["releases"], r["quick"], r["python"].split(".")[:2]) for r in (run, other)]
+    return kinds[0] == kinds[1]
+
+
+def runs_of(path: Path | None) -> list[dict[str, Any]]:
+    """Return the runs that a file has."""
+    found: list[dict[str, Any]] = []
+    if path and path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return found
+
+
+def add_run(path: Path | None, run: dict[str, Any]) -> None:
+    """Put a run into a file, with what the file has of the same releases."""
+    if path is None:
+        return
+    kept = []
+    for earlier in runs_of(path):
+        if is_same(earlier, run):
+            run = run | {part: earlier[part] | run[part] for part in ("also", "types")}
+        else:
+            kept.append(earlier)
     text = json.dumps({"runs": [*kept, run]}, indent=2)
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def main() -> int:
-    """Try the types and print a line for each."""
+def named_outcome(text: str) -> tuple[str, str]:
+    """Return what was run and its outcome, of "NAME=OUTCOME"."""
+    name, _, outcome = text.partition("=")
+    if not outcome:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME=OUTCOME")
+    return name, outcome
+
+
+def parsed_options() -> argparse.Namespace:
+    """Return what was given on the command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("types", nargs="*", metavar="MODEL_TYPE", help="all, if none is given")
     options.add_argument("--quick", action="store_true", help="do not convert")
     options.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     options.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE")
-    options.add_argument("--note", default="", help="what else was run in this environment")
-    given = options.parse_args()
-    releases = {name: version(name) or "" for name in PACKAGES}
-    print(", ".join(f"{name} {release}" for name, release in releases.items()), flush=True)
-    types = [name for name in given.types or SOURCES if known(name)]
-    found: dict[str, str] = {}
+    options.add_argument(
+        "--continue", action="store_true", dest="again", help="leave out types that FILE has"
+    )
+    options.add_argument(
+        "--also",
+        type=named_outcome,
+        action="append",
+        default=[],
+        metavar="NAME=OUTCOME",
+        help="add what else was run",
+    )
+    return options.parse_args()
+
+
+def main() -> int:
+    """Try the types and print a line for each."""
+    given = parsed_options()
+    run = environment_run(given.quick) | {"also": dict(given.also)}
+    print(", ".join(f"{name} {release}" for name, release in run["releases"].items()), flush=True)
+    add_run(given.json, run)
+    named = given.types or ([] if given.also else SOURCES)
+    types = [name for name in named if known(name)]
+    if given.again:
+        had = {name for r in runs_of(given.json) if is_same(r, run) for name in r["types"]}
+        types = [name for name in types if name not in had]
     try_type: Callable[[str], str] = quickly if given.quick else wholly
     context = multiprocessing.get_context("spawn")
     with context.Pool(given.jobs, initializer=be_quiet) as pool:
         for model_type, said in zip(types, pool.imap(try_type, types), strict=True):
-            found[model_type] = said
+            run["types"][model_type] = said
             print(f"{model_type}: {said}", flush=True)
+            add_run(given.json, run)
         pool.close()
         pool.join()
-    if given.json:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        run = {"date": today, "python": platform.python_version(), "releases": releases}
-        add_run(given.json, run | {"quick": given.quick, "note": given.note, "types": found})
-    return int(any(said != "streams" for said in found.values()))
+    return int(any(said != "streams" for said in run["types"].values()))
 
 
 if __name__ == "__main__":

@@ -55,12 +55,11 @@ def environments() -> str:
         streams = said.count("streams")
         refused = sum(s.startswith("refused") for s in said)
         kind = "exported and run in pieces" if run["quick"] else "converted"
-        what = f"{streams} of {len(said)} types {kind}" + (
-            f", {refused} refused" if refused else ""
-        )
+        what = [f"{streams} of {len(said)} types {kind}"] if said else []
+        what += [f"{refused} refused"] if refused else []
+        what += [f"{name}: {outcome}" for name, outcome in run["also"].items()]
         releases = [run["releases"][n] for n in ("transformers", "torch", "onnx", "onnxruntime")]
-        note = f"; {run['note']}" if run["note"] else ""
-        rows.append([run["date"], run["python"], *releases, f"{what}{note}"])
+        rows.append([run["date"], run["python"], *releases, "; ".join(what)])
     titles = ["date", "Python", "transformers", "torch", "onnx", "ONNX Runtime", "what was run"]
     return table(titles, rows)
 
