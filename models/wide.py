@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+
+from linexport.system.torch_internals.modules import Change, ConvertibleModule
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-class WideBuffers(nn.Module):
+class WideBuffers(ConvertibleModule):
     """Its own buffers, not those of its children, are moved and converted, but never narrowed."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WideBuffers:
-        kept = dict(self._buffers)
-        super()._apply(fn, recurse)
+    def converted(self, change: Change, plain: Callable[[], object]) -> None:
+        """Convert all, and put buffers back that were narrowed."""
+        kept = dict(self.named_buffers(recurse=False))
+        plain()
         for name, before in kept.items():
-            after = self._buffers[name]
-            if before is not None and after is not None and after.dtype in HALF:
-                self._buffers[name] = before.to(after.device)
-        return self
+            after = self.get_buffer(name)
+            if after.dtype in HALF:
+                setattr(self, name, before.to(after.device))

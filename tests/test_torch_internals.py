@@ -13,14 +13,23 @@ import torch
 from torch.export import Dim
 
 from linexport.errors import EnvironmentProblemError
-from linexport.system.torch_internals import Internal, all_internals, exports, operators, sizes
+from linexport.system.torch_internals import (
+    Internal,
+    all_internals,
+    exports,
+    frames,
+    operators,
+    sizes,
+)
 from linexport.system.torch_internals.exports import work_left_out
+from linexport.system.torch_internals.modules import Change, ConvertibleModule, change_tensors
 from linexport.trace.graph import to_onnx
 from tests.support import ROOT
 
 PRIVATE = re.compile(
     r"\btorch\.(\w+\.)*_[a-zA-Z]\w*|\bfrom torch[.\w]* import .*\b_[a-z]|_getframe|\._schema\b"
     r"|\.shape_env\b|\.node\.(expr|hint|int_)\b|SymInt\.__\w+__"
+    r"|\"_(schema|opname|enabled)\"|_filter_traceback\w*|\._apply\(|def _apply\(self|\.walk_tb\(\w*error"
 )
 """Names that torch or Python do not promise."""
 
@@ -36,7 +45,10 @@ def uses(path: Path) -> list[str]:
 
 def test_nothing_else_uses_a_private_name_of_torch() -> None:
     folder = ROOT / "exporter/system/torch_internals"
-    logs = {ROOT / "exporter/loaders/exported_program.py": ["torch._export"]}  # a log of that name
+    logs = {
+        ROOT / "exporter/loaders/exported_program.py": ["torch._export"],  # a log of that name
+        ROOT / "exporter/system/extensions.py": [".walk_tb(error"],  # frames of an extension
+    }
     for part in ("exporter", "models", "plugins"):
         for path in (ROOT / part).rglob("*.py"):
             if path.parent != folder and "sources" not in path.parts:
@@ -152,3 +164,46 @@ def test_places_that_torch_does_not_have_are_left_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(exports, "CHANGES", missing)
     with work_left_out():
         assert not hasattr(torch.export, "no_module_of")
+
+
+def test_the_attribute_of_a_size_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "NODE", Internal("torch.fx", "SymNode", "reads a size"))
+
+    class Size:
+        node = object()
+
+    with pytest.raises(EnvironmentProblemError, match=r"no torch\.fx\.SymNode\.expr, by which"):
+        sizes.expression(Size())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [part.name for part in exports.PROMOTING])
+def test_types_are_promoted_as_torch_does_where_a_part_of_that_is_gone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Internal(exports.PROMOTION.module, f"{name}_of_old", "is tested")
+    monkeypatch.setattr(exports, "PROMOTING", (gone,))
+    assert exports._promoted(len) is len
+
+
+def test_modules_convert_what_torch_does_not_know() -> None:
+    class Counting(ConvertibleModule):
+        def converted(self, change: Change, plain: Callable[[], object]) -> None:
+            plain()
+            self.seen = change(torch.ones(1)).dtype
+
+    inner = Counting()
+    inner.register_buffer("steps", torch.ones(2))
+    outer = torch.nn.Sequential(inner)
+    assert outer.double() is outer
+    assert inner.seen == inner.steps.dtype == torch.float64
+    change_tensors(outer, lambda x: x.half())
+    assert inner.seen == inner.steps.dtype == torch.float16
+
+
+def test_the_line_of_forward_is_kept_where_torch_has_no_filter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "FILTER", Internal("torch.fx.proxy", "Tracer.gone", "is tested"))
+    with frames.kept(lambda _, found: found * 2):
+        program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    assert any(node.meta.get("stack_trace") for node in program.graph.nodes)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from linexport.loaders.first_run import buffers_kept
 from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.operators import OperatorMode, dtype_of
 from linexport.system.torch_internals.trees import pytree
 
@@ -122,7 +123,7 @@ def _in_float32(module: torch.nn.Module) -> None:
     # A class rather than an attribute, so that a deep copy runs with its own weights.
     own = {"forward": forward, "__module__": plain.__module__}
     module.__class__ = type(plain.__name__, (plain,), own)
-    module._apply(_wide_tensor)
+    change_tensors(module, _wide_tensor)
 
 
 def _wide_tensor(value: Any) -> Any:

@@ -25,6 +25,7 @@ from torch.export.graph_signature import (
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.carried_buffers import Buffer, buffers_of, restart, states_of
 from linexport.loaders.loaded_model import CarriedBuffers, LoadedModel
+from linexport.system.torch_internals.operators import schema
 from linexport.system.torch_internals.trees import pytree
 
 INNER = "program."
@@ -86,8 +87,8 @@ def with_buffers(loaded: LoadedModel) -> LoadedModel:
 
 
 def _is_written(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+    found = schema(node.target)
+    return found is not None and found.is_mutable
 
 
 def _lifted(program: ExportedProgram, buffers: tuple[Buffer, ...]) -> ExportedProgram:

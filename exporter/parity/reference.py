@@ -17,6 +17,7 @@ from linexport.loaders.memory_map import is_plain
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
 from linexport.system import memory
 from linexport.system.torch_internals.exports import control_flow_as_it_is
+from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.trees import pytree
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
@@ -152,7 +153,7 @@ def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a copy in this precision, where the module has it, with memory-mapped weights."""
     weights = _weights(module)
     made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()})
-    made._apply(lambda weight: _converted(weight, dtype))
+    change_tensors(made, lambda weight: _converted(weight, dtype))
     mine = _weights(made)
     sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}
     sizes = [weight.numel() * own.itemsize for own, weight in sources.values()]

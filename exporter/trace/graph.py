@@ -7,7 +7,6 @@ epsilons. linexport's operators become nodes of the linexport domain, without fu
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
 from linexport.system.torch_internals.exports import translations_read_once, work_left_out
+from linexport.system.torch_internals.frames import node_of
 from linexport.trace import (
     branch_copies,
     extremes,
@@ -119,10 +119,7 @@ def to_graph(
 
 def _user_line(error: BaseException) -> str:
     """Return the user's line that the node comes from which could not be translated; "" if none."""
-    # The exporter's message names the node, which the user has not seen; its frames have it.
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    nodes = (frame.f_locals.get("node") for frame in reversed(frames))
-    node = next((n for n in nodes if isinstance(n, torch.fx.Node)), None)
+    node = node_of(error)
     found = last_frame(node.meta.get("stack_trace") or "") if node is not None else None
     return f"\nAt {found['path']}:{found['line']}: {found['code'].strip()}" if found else ""
 

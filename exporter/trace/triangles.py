@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from linexport.errors import UnsupportedModelError
+from linexport.system.torch_internals.operators import short_name
 from linexport.trace import inverses
 
 Parts = frozenset[str]
@@ -104,7 +105,7 @@ class _Supports:
     def _compute(self, node: Node) -> Support:
         if node.op == "placeholder":
             return _of_tensor(self.stored.get(node.name))
-        name = str(getattr(node.target, "_opname", ""))  # masked_fill of aten.masked_fill.Scalar
+        name = short_name(node.target)  # masked_fill of aten.masked_fill.Scalar
         if node.op != "call_function" or name not in RULES:
             return UNKNOWN
         found = RULES[name](self, *node.args)

@@ -8,39 +8,22 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
-from traceback import FrameSummary, StackSummary
-from typing import Any
-from unittest import mock
-
-from torch.fx.proxy import TracerBase
+from contextlib import AbstractContextManager
+from traceback import FrameSummary
 
 import linexport
 import linexport.models
 import linexport.plugins
+from linexport.system.torch_internals import frames
 
 OWN = (*linexport.__path__, *linexport.models.__path__, *linexport.plugins.__path__)
 LIBRARIES = (sysconfig.get_path("stdlib"), *OWN)
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
-FILTER = "_filter_traceback_frames"
 
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep the user's frames behind ``forward`` in traces of nodes, where torch has the filter."""
-    original = getattr(TracerBase, FILTER, None)
-    if original is None:  # it is torch's own, and a later torch may have another
-        yield
-        return
-
-    def keep(tracer: Any, frames: StackSummary) -> StackSummary:
-        found = original(tracer, frames)
-        return StackSummary.from_list([*found, *_behind(list(frames), list(found))])
-
-    with mock.patch.object(TracerBase, FILTER, keep):
-        yield
+def kept() -> AbstractContextManager[None]:
+    """Keep the user's frames behind ``forward`` in traces of nodes."""
+    return frames.kept(_behind)
 
 
 def _behind(frames: list[FrameSummary], found: list[FrameSummary]) -> list[FrameSummary]:

@@ -10,7 +10,7 @@ padding, as ``generate`` does:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
 from linexport.patches import parameters, rotary
+from linexport.system.torch_internals.modules import Change, ConvertibleModule
 from linexport.system.versions import TRANSFORMERS
 
 
@@ -96,14 +97,14 @@ class CausalModel(nn.Module):
         return {"position_ids": positions[:, positions.shape[1] - length :]}
 
 
-class OriginalCausalModel(CausalModel):
+class OriginalCausalModel(ConvertibleModule, CausalModel):
     """The model as its library runs it, in plain PyTorch."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> OriginalCausalModel:
-        moved = super()._apply(fn, recurse)
-        if self.model.dtype == torch.float64:  # which faster forms of experts refuse
+    def converted(self, change: Change, plain: Callable[[], object]) -> None:
+        """Convert it; in float64 without faster forms of experts, which refuse that."""
+        plain()
+        if self.model.dtype == torch.float64:
             self.model.set_experts_implementation("eager")
-        return moved
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The output of the head: logits, say."""

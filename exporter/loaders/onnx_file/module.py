@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from linexport.graph import external_data
 from linexport.loaders.files import first_line
 from linexport.loaders.onnx_file.retyped import BFLOAT16, DOUBLE, HALF, Kinds, has_bfloat16, retyped
 from linexport.system.time_limit import opening, watched
+from linexport.system.torch_internals.modules import Change, ConvertibleModule
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -44,7 +46,7 @@ def reason(error: Exception) -> str:
     return _PLACE.sub("", first_line(error, limit=2000))[:300]
 
 
-class OnnxModule(torch.nn.Module):
+class OnnxModule(ConvertibleModule):
     """Runs the graph of a file in ONNX Runtime on the CPU, each operator as it is specified.
 
     Called with one tensor per input; returns a tuple of tensors. It computes in the types of the
@@ -101,14 +103,14 @@ class OnnxModule(torch.nn.Module):
             outputs = self.session.run(None, feeds, options)
         return tuple(torch.from_numpy(y) for y in outputs)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
-        """Conversion to another dtype, of a copy.
+    def converted(self, change: Change, plain: Callable[[], object]) -> None:
+        """Convert it to another dtype, of a copy.
 
         Raises:
             UnsupportedModelError: to one that it is not converted to, or ONNX Runtime lacks kernels
                 for that.
         """
-        dtype = fn(torch.empty(0)).dtype
+        dtype = change(torch.empty(0)).dtype
         if dtype != torch.float64 and not (dtype == torch.float16 and self._half):
             raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
         name = str(dtype).removeprefix("torch.")
@@ -122,7 +124,6 @@ class OnnxModule(torch.nn.Module):
             raise UnsupportedModelError(
                 f"ONNX Runtime does not run the graph in {name} ({reason(error)})"
             ) from error
-        return self
 
     def _double(self) -> bytes:
         kinds = {**dict.fromkeys((*self._low, *self._half), TensorProto.DOUBLE), **DOUBLE}

@@ -57,11 +57,25 @@ class Internal:
         """
         found = self.find()
         if found is None:
-            raise EnvironmentProblemError(
-                f"There is no {self.module}.{self.name}, by which linexport {self.purpose}. "
-                f"{TORCH.advice()}"
-            )
+            raise self.gone(self.name)
         return found
+
+    def of(self, holder: Any, name: str) -> Any:
+        """Return an attribute of an object that is one of these.
+
+        Raises:
+            EnvironmentProblemError: it has no such attribute in this torch.
+        """
+        try:
+            return getattr(holder, name)
+        except AttributeError:
+            raise self.gone(f"{self.name}.{name}") from None
+
+    def gone(self, name: str) -> EnvironmentProblemError:
+        """Return the error for a name that its module does not have."""
+        return EnvironmentProblemError(
+            f"There is no {self.module}.{name}, by which linexport {self.purpose}. {TORCH.advice()}"
+        )
 
     def holder(self) -> tuple[Any, str] | None:
         """Return what has it as an attribute, and the name there; None where nothing has."""

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -40,6 +41,11 @@ DECOMPOSITIONS = Internal(
     "torch.onnx._internal.exporter._decomp",
     "create_onnx_friendly_decomposition_table",
     "decomposes operators on complex numbers",
+)
+TRANSLATED = Internal(
+    "torch.onnx._internal.exporter._decomp",
+    "get_onnx_implemented_overloads",
+    "decomposes operators that torch.onnx does not translate",
 )
 COMPOSITES = Internal(
     "torch._export.utils",
@@ -64,6 +70,14 @@ PROMOTION = Internal(
     "_TypePromotionInterpreter.run_node",
     "takes the types of values from the program",
     SLOWER,
+)
+PROMOTING = tuple(
+    replace(PROMOTION, name=name)
+    for name in (
+        "get_type_promotion_rule",
+        "_TypePromotionInterpreter._set_current_node",
+        "_TypePromotionInterpreter._maybe_promote_node",
+    )
 )
 FAKE_CACHE = Internal(
     "torch._dynamo.config",
@@ -129,6 +143,8 @@ def _once(original: Callable[..., Any]) -> staticmethod[[int], Any]:
         key = opset_version, "torchvision" in sys.modules
         if key not in _tables:
             _tables[key] = original(opset_version=opset_version)
+        if not hasattr(_tables[key], "functions"):
+            return original(opset_version=opset_version)
         # A copy, to which an export adds translations of its own.
         fresh = copy.copy(_tables[key])
         fresh.functions = {target: list(f) for target, f in _tables[key].functions.items()}
@@ -147,10 +163,8 @@ def decompositions(opset: int, translated: Collection[Any]) -> Any:
     Raises:
         EnvironmentProblemError: this torch has no such table.
     """
-    table = DECOMPOSITIONS.need()
-    implemented = importlib.import_module(DECOMPOSITIONS.module).get_onnx_implemented_overloads
-    registry = importlib.import_module(TRANSLATIONS.module).ONNXRegistry
-    return table({*implemented(registry.from_torchlib(opset)), *translated})
+    translations = TRANSLATIONS.need()(opset)
+    return DECOMPOSITIONS.need()({*TRANSLATED.need()(translations), *translated})
 
 
 @contextmanager
@@ -170,6 +184,8 @@ def _of_devices(keys: list[Any]) -> list[Any]:
 def _promoted(original: Callable[..., Any]) -> Callable[[Any, Node], Any]:
     """Return ``run_node`` that adds the casts of a node, and takes its value from the program."""
     type_promotion = importlib.import_module(PROMOTION.module)
+    if not all(part.find() for part in PROMOTING):
+        return original
 
     def run_node(interpreter: Any, node: Node) -> Any:
         if node.op != "call_function" or "val" not in node.meta:

@@ -17,12 +17,13 @@ import torch
 
 from linexport.system.torch_internals import Internal
 
+SIZE = Internal("torch", "SymInt", "reads the expression that a size stands for")
 NODE = Internal(
     "torch.fx.experimental.sym_node", "SymNode", "reads the expression that a size stands for"
 )
 ENVIRONMENT = Internal(
     "torch.fx.experimental.symbolic_shapes",
-    "ShapeEnv.create_symintnode",
+    "ShapeEnv",
     "reads the sizes of the example, and the guards on them",
 )
 AS_INTEGER = Internal(
@@ -39,58 +40,71 @@ Symbol = Any
 
 def expression(size: torch.SymInt) -> Any:
     """Return what a size is, as an expression of sympy."""
-    return size.node.expr
+    return _node(size, "expr")
 
 
 def symbols(size: Any) -> set[Symbol]:
     """Return the symbols in a size; none in a number."""
     if not isinstance(size, torch.SymInt) or is_constant(size):
         return set()
-    return {*size.node.expr.free_symbols}
+    return {*expression(size).free_symbols}
 
 
 def is_constant(size: torch.SymInt) -> bool:
     """Return whether a size is a number that torch wraps."""
-    return bool(size.node.is_constant())
+    return bool(_node(size, "is_constant")())
 
 
 def hint(size: torch.SymInt) -> int | None:
     """Return a size in the example; None where it is not known."""
-    found = size.node.hint
+    found = _node(size, "hint")
     return None if found is None else int(found)
 
 
 def fixed(size: torch.SymInt) -> int:
     """Return a size as an integer, as torch does: it is that number from here on."""
-    return int(size.node.int_())
+    return int(_node(size, "int_")())
 
 
 def varies(size: torch.SymInt) -> bool:
     """Return whether a size may be another one than in the example."""
-    limits = size.node.shape_env.bound_sympy(size.node.expr)
+    limits = _environment(size, "bound_sympy")(expression(size))
     return bool(limits.lower != limits.upper)
 
 
 def example(size: torch.SymInt, symbol: Symbol) -> int | None:
     """Return what a symbol is in the example of the trace that a size belongs to."""
-    found = size.node.shape_env.backed_var_to_val.get(symbol)
+    found = _environment(size, "backed_var_to_val").get(symbol)
     return None if found is None else int(found)
 
 
 def as_size(size: torch.SymInt, symbol: Symbol, number: int) -> torch.SymInt:
     """Return a symbol of the same trace as a size, which is ``number`` in the example."""
-    found: torch.SymInt = size.node.shape_env.create_symintnode(symbol, hint=number)
+    found: torch.SymInt = _environment(size, "create_symintnode")(symbol, hint=number)
     return found
 
 
 def guards(size: torch.SymInt) -> Iterator[Any]:
     """Yield what torch saw of the sizes of a trace, as expressions."""
-    yield from (guard.expr for guard in size.node.shape_env.guards)
+    yield from (guard.expr for guard in _environment(size, "guards"))
+
+
+def _node(size: torch.SymInt, name: str) -> Any:
+    return NODE.of(SIZE.of(size, "node"), name)
+
+
+def _environment(size: torch.SymInt, name: str) -> Any:
+    return ENVIRONMENT.of(_node(size, "shape_env"), name)
 
 
 @contextmanager
 def counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
-    """Let a function say what a size is where Python asks for an integer: in ``range``, say."""
+    """Let a function say what a size is where Python asks for an integer: in ``range``, say.
+
+    Raises:
+        EnvironmentProblemError: sizes of this torch do not ask so.
+    """
+    AS_INTEGER.need()
     saved = torch.SymInt.__index__, torch.SymInt.__int__
     torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
     try:
