@@ -29,7 +29,8 @@ from tests.support import ROOT
 PRIVATE = re.compile(
     r"\btorch\.(\w+\.)*_[a-zA-Z]\w*|\bfrom torch[.\w]* import .*\b_[a-z]|_getframe|\._schema\b"
     r"|\.shape_env\b|\.node\.(expr|hint|int_)\b|SymInt\.__\w+__"
-    r"|\"_(schema|opname|enabled)\"|_filter_traceback\w*|\._apply\(|def _apply\(self|\.walk_tb\(\w*error"
+    r"|\"_(schema|opname|enabled)\"|_filter_traceback\w*|\._apply\(|def _apply\(self"
+    r"|\.walk_tb\(\w*error"
 )
 """Names that torch or Python do not promise."""
 

@@ -20,7 +20,7 @@ import multiprocessing
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def quickly(model_type: str) -> str:
         try:
             loaded = load_model(work, vision=False)
             if not has_exported_text_model(model_type):
-                trace.trace(loaded)
+                loaded, _ = trace.trace_or_whole(loaded)
         except LinexportError as error:
             return f"refused: {str(error).partition(chr(10))[0]}"
         step = loaded.decode_module
@@ -93,6 +93,14 @@ def wholly(model_type: str) -> str:
     if row["status"] == "refused":
         return f"refused: {row['reason']}"
     return "streams" if row["status"] == "ok" and row["streams"] else str(row["status"])
+
+
+def outcome_of(model_type: str, quick: bool) -> str:
+    """Return "streams", or what is wrong with a type, whatever that is."""
+    try:
+        return (quickly if quick else wholly)(model_type)
+    except Exception as error:
+        return f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def known(model_type: str) -> bool:
@@ -189,7 +197,7 @@ def main() -> int:
     if given.again:
         had = {name for r in runs_of(given.json) if is_same(r, run) for name in r["types"]}
         types = [name for name in types if name not in had]
-    try_type: Callable[[str], str] = quickly if given.quick else wholly
+    try_type = partial(outcome_of, quick=given.quick)
     context = multiprocessing.get_context("spawn")
     with context.Pool(given.jobs, initializer=be_quiet) as pool:
         for model_type, said in zip(types, pool.imap(try_type, types), strict=True):

@@ -144,7 +144,7 @@ def _load(job: Job) -> LoadedModel:
 
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
     with job.watch.stage("trace"):
-        traced = trace.trace(loaded)
+        loaded, traced = trace.trace_or_whole(loaded)
         builds = job.target.build or job.target.assemble
         if dimensions.PAST in {*job.ranges} - {*traced.dims} and not builds:
             raise UsageError(

@@ -24,8 +24,7 @@ REACH = 7
 
 def inspect_source(path: str | Path, drawings: bool) -> SourceInspection:
     """Trace a source and look for attention in it; see ``inspect``."""
-    loaded = load_model(path, run=False)
-    traced = trace.trace(loaded)
+    loaded, traced = trace.trace_or_whole(load_model(path, run=False))
     decode = loaded.decode_module is not None or bool(traced.states)
     plain = passes.run(traced.model, passes.STATELESS[:1])
     # The states of a decode module are in its graph, whose operations may join tokens with them.

@@ -175,6 +175,8 @@ class LoadedModel:
         patched: a context to trace ``module`` in; None: functions of its packages are swapped.
         unread: why the states that the model's library keeps could not be read, so that it is
             traced as any module is; "" where they were, or where there are none.
+        whole: the model without states, to be traced where ``decode_module`` cannot be, since its
+            library lacks what linexport replaces there.
     """
 
     module: torch.nn.Module
@@ -197,3 +199,4 @@ class LoadedModel:
     predictor: LoadedModel | None = None
     patched: Callable[[], AbstractContextManager[object]] | None = None
     unread: str = ""
+    whole: LoadedModel | None = None

@@ -9,7 +9,7 @@ theirs as entry points, whose objects are such patches:
 A patch names the functions it stands in for, as they are called inside a library's modeling files.
 It applies to every modeling file a model is made of that has such a function, whichever family it
 belongs to. A function that a release has under another name is found by its parameters, which
-``parameters`` reads by what they mean.
+``parameters`` reads by what they mean, and a class by its attributes, see ``places``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 from torch import nn
 
 from linexport.patches.parameters import bind, is_same, signature
+from linexport.patches.places import FunctionPlace, by_attributes, holders, named
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 from linexport.system.versions import TRANSFORMERS, ReleaseWindow
 
@@ -39,6 +40,7 @@ __all__ = [
     "applied",
     "are_choices_replaced",
     "choosing_together",
+    "missing",
     "modeling_files",
     "original",
     "patches",
@@ -155,7 +157,7 @@ def original(modules: Iterable[ModuleType]) -> Iterator[None]:
     fails without a GPU, and to say so where none is.
     """
     modules = list(modules)
-    held = [h for m in modules for h in _holders(m) if isinstance(h, ModuleType)]
+    held = [h for m in modules for h in holders(m) if isinstance(h, ModuleType)]
     plain = [(h, name, _plain(x)) for h in dict.fromkeys(held) for name, x in vars(h).items()]
     together = list(_choosing(modules)) if CHOOSING.get() else []
     with _replaced([*(place for place in plain if place[2] is not None), *together]):
@@ -185,39 +187,20 @@ def _choosing(modules: Iterable[ModuleType]) -> Iterator[tuple[Any, str, Any]]:
     """Yield functions that choose token by token, and what is called in their place."""
     for module in modules:
         for patch in patches():
-            for swap in patch.choosing:
-                place = _named(module, swap.name)
-                if place is not None:
-                    library = inspect.unwrap(place.function)
-                    together = partial(swap.replacement, library)
-                    function = bind(str(place), library, together, patch.tried)
-                    yield place.holder, place.name, place.stored(function)
+            swaps = {swap.name: swap for swap in patch.choosing}
+            places = {n: place for n in swaps if (place := named(module, n)) is not None}
+            if not places and _family(module) in patch.families:
+                places = by_attributes(module, {n: s.replacement for n, s in swaps.items()})
+            for name, place in places.items():
+                library = inspect.unwrap(place.function)
+                together = partial(swaps[name].replacement, library)
+                function = bind(str(place), library, together, patch.tried)
+                yield place.holder, place.name, place.stored(function)
 
 
-@dataclass(frozen=True)
-class FunctionPlace:
-    """Where a library has a function: in a module, or in a class.
-
-    Attributes:
-        holder: the module or class.
-        name: of the function in it.
-        function: as it is there.
-    """
-
-    holder: Any
-    name: str
-    function: Any
-
-    def __str__(self) -> str:
-        owner = self.holder
-        if isinstance(owner, type):
-            return f"{owner.__module__}.{owner.__qualname__}.{self.name}"
-        return f"{owner.__name__}.{self.name}"
-
-    def stored(self, function: Callable[..., Any]) -> Any:
-        """Return another function as the holder has this one."""
-        static = isinstance(inspect.getattr_static(self.holder, self.name), staticmethod)
-        return staticmethod(function) if static else function
+def _family(module: ModuleType) -> str:
+    """Return the folder of a modeling file, which has the name of its family."""
+    return module.__name__.rpartition(".")[0].rpartition(".")[2]
 
 
 Swapped = tuple[Swap, Patch]
@@ -225,34 +208,46 @@ Swapped = tuple[Swap, Patch]
 
 def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[FunctionPlace, Swapped]]:
     """Yield every function of these modules that a patch swaps."""
-    swaps = [(swap, patch) for patch in patches() for swap in patch.swaps]
     for module in modules:
-        named = [(place, both) for both in swaps if (place := _named(module, both[0].name))]
-        yield from named
-        yield from _renamed(module, swaps, {id(both) for _, both in named})
+        found = _found(module)
+        yield from found
+        for patch, swaps in _missing(module, found):
+            methods = {swap.name: swap for swap in swaps if "." in swap.name}
+            places = by_attributes(module, {n: s.replacement for n, s in methods.items()})
+            yield from ((place, (methods[name], patch)) for name, place in places.items())
 
 
-def _named(module: ModuleType, name: str) -> FunctionPlace | None:
-    """Return a function by its name: of the module, or of what the module has."""
-    owner, _, name = name.rpartition(".")
-    # A release may call a function as that of another of its modules, or as a method.
-    for holder in [getattr(module, owner, None)] if owner else _holders(module):
-        function = getattr(holder, "__dict__", {}).get(name)
-        function = getattr(function, "__func__", function)
-        if function is not None and inspect.isfunction(inspect.unwrap(function)):
-            return FunctionPlace(holder, name, function)
-    return None
+def _found(module: ModuleType) -> list[tuple[FunctionPlace, Swapped]]:
+    """Return the functions that a module has by the name or the parameters of a swap."""
+    swaps = [(swap, patch) for patch in patches() for swap in patch.swaps]
+    by_name = [(place, both) for both in swaps if (place := named(module, both[0].name))]
+    return [*by_name, *_renamed(module, swaps, {id(both) for _, both in by_name})]
 
 
-def _holders(module: ModuleType) -> list[Any]:
-    """Return a module with the modules and classes of its package that it has by a name."""
-    package = module.__name__.partition(".")[0]
-    found: list[Any] = [module]
-    for value in list(vars(module).values()):
-        home = getattr(value, "__module__" if isinstance(value, type) else "__name__", "")
-        if isinstance(value, type | ModuleType) and home.partition(".")[0] == package:
-            found.append(value)
-    return found
+def _missing(
+    module: ModuleType, found: Iterable[tuple[FunctionPlace, Swapped]]
+) -> Iterator[tuple[Patch, list[Swap]]]:
+    """Yield what patches of the family of a modeling file swap, and the file does not have."""
+    swaps = [swap for _, (swap, _) in found]
+    for patch in patches():
+        missing = [swap for swap in patch.swaps if swap not in swaps]
+        # Of a patch for several families each has some of the functions.
+        has_none = len(patch.families) == 1 or len(missing) == len(patch.swaps)
+        if _family(module) in patch.families and missing and has_none:
+            yield patch, missing
+
+
+def missing(modules: Iterable[ModuleType]) -> str:
+    """Say which functions modeling files lack that patches of their families swap; "" if none."""
+    said, advice = [], dict[str, None]()
+    for module in modules:
+        for patch, swaps in _missing(module, _places([module])):
+            names = " or ".join(swap.name for swap in swaps)
+            said.append(
+                f"{module.__name__} has no {names}, which linexport replaces to trace this model."
+            )
+            advice[patch.tried.advice()] = None
+    return " ".join([*said, *advice])
 
 
 def _renamed(

@@ -34,7 +34,23 @@ def find(home: str, name: str) -> Any:
         if other.startswith(f"{TRANSFORMERS.package}.") and name in getattr(loaded, "__dict__", {}):
             log.info("%s.%s is in %s now", module, name, other)
             return vars(loaded)[name]
-    raise EnvironmentProblemError(
-        f"There is no {module}.{name}, which linexport needs to convert this model, and no other "
-        f"module of {TRANSFORMERS.package} has it. {TRANSFORMERS.advice()}"
+    raise _gone(f"{module}.{name}", f", and no other module of {TRANSFORMERS.package} has it")
+
+
+def attribute(holder: Any, name: str) -> Any:
+    """Return an attribute of a class of transformers that is not public.
+
+    Raises:
+        EnvironmentProblemError: the class does not have it.
+    """
+    found = getattr(holder, name, None)
+    if found is None:
+        raise _gone(f"{holder.__module__}.{holder.__qualname__}.{name}")
+    return found
+
+
+def _gone(name: str, more: str = "") -> EnvironmentProblemError:
+    return EnvironmentProblemError(
+        f"There is no {name}, which linexport needs to convert this model{more}. "
+        f"{TRANSFORMERS.advice()}"
     )

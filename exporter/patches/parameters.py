@@ -75,6 +75,15 @@ def is_same(function: Signature, wanted: Signature) -> bool:
     return len(found) == len(own) and {n for n in needed if _must(needed[n])} <= found.keys()
 
 
+def binds(function: Callable[..., Any], replacement: Callable[..., Any]) -> bool:
+    """Return whether a replacement is given all it needs, and knows all that must be given."""
+    own, needed = signature(function), signature(replacement)
+    names, known = match(own, needed), _named(own)
+    return {n for n in known if _must(known[n])} <= {*names.values(), "self"} and {
+        n for n, p in _named(needed).items() if _must(p)
+    } <= names.keys()
+
+
 def _by_name(own: Mapping[str, Parameter], needed: Mapping[str, Parameter]) -> dict[str, str]:
     found = {name: name for name in own if name in needed}
     for name in own:
@@ -91,11 +100,13 @@ def _by_place(
     for before, missing, after in _gaps(list(needed), found):
         first = order.index(found[before]) + 1 if before else 0
         last = order.index(found[after]) if after else len(order)
-        # A parameter with a default may as well be a new one.
-        unknown = [n for n in order[first:last] if n not in found.values() and _must(own[n])]
-        must = [n for n in missing if _must(needed[n])]
-        if len(must) == len(unknown):
-            placed |= dict(zip(must, unknown, strict=True))
+        unknown = [n for n in order[first:last] if n not in found.values()]
+        if not (before and after and len(missing) == len(unknown)):
+            # A parameter with a default may as well be a new one.
+            unknown = [n for n in unknown if _must(own[n])]
+            missing = [n for n in missing if _must(needed[n])]
+        if len(missing) == len(unknown):
+            placed |= dict(zip(missing, unknown, strict=True))
     return placed
 
 

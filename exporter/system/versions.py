@@ -37,7 +37,8 @@ class ReleaseWindow:
         if self.holds(found):
             return (
                 f"{self.package} {found} is installed, and linexport is tested with {self.oldest} "
-                f"to {self.newest}, but not with this form of it."
+                f"to {self.newest}, but not with this form of it: pip install --force-reinstall "
+                f"'{self.package}=={self.newest}', or update linexport."
             )
         return (
             f"{self.package} {found} is installed; linexport is tested with {self.oldest} to "

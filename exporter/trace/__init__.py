@@ -36,7 +36,14 @@ from linexport.trace.random_ops import reject_nondeterminism
 from linexport.trace.rolling import NotALoopError, roll
 from linexport.trace.triangles import mark_triangular
 
-__all__ = ["Traced", "export_program", "length_warnings", "plain_export", "trace"]
+__all__ = [
+    "Traced",
+    "export_program",
+    "length_warnings",
+    "plain_export",
+    "trace",
+    "trace_or_whole",
+]
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +102,24 @@ def trace(loaded: LoadedModel) -> Traced:
         if not said:
             raise
         raise type(error)(f"{error}\n{said}") from error
+
+
+def trace_or_whole(loaded: LoadedModel) -> tuple[LoadedModel, Traced]:
+    """Trace a model; without its states where only that can be.
+
+    Returns:
+        The model that was traced, and its trace.
+
+    Raises:
+        UnsupportedModelError, BuildError: see ``trace``.
+    """
+    try:
+        return loaded, trace(loaded)
+    except LinexportError as error:
+        if loaded.whole is None:
+            raise
+        log.info("traced without states: %s", error)
+    return loaded.whole, trace(loaded.whole)
 
 
 def _written(loaded: LoadedModel) -> str:

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.changed_library import FUNCTIONS, moved, renamed, rewritten
+from tests.support.changed_library import (
+    FUNCTIONS,
+    moved,
+    renamed,
+    rewritten,
+    with_other_classes,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -26,6 +32,7 @@ TYPES = {
         "nemotron_h_omni",
     ),
     moved: ("qwen3_5_text", "mamba2", "jamba", "lfm2_moe", "kimi_linear"),
+    with_other_classes: ("minimax", "rwkv", "zaya", "qwen4_exp_text"),
 }
 """Types with each kind of patch, by what was changed."""
 

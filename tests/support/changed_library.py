@@ -36,6 +36,16 @@ FUNCTIONS = {
 """Functions of its modeling files that are called otherwise."""
 
 
+CLASSES = {
+    "MiniMaxLightningAttention": "MiniMaxFastMixer",
+    "RwkvSelfAttention": "RwkvTimeMix",
+    "RwkvFeedForward": "RwkvChannelMix",
+    "ZayaCCAProjection": "ZayaCompressedProjection",
+    "Qwen4ExpTextAttention": "Qwen4ExpTextMixer",
+    "Qwen4ExpTextQSAIndexer": "Qwen4ExpTextChooser",
+}
+"""Classes of its modeling files that are called otherwise, whose methods are replaced."""
+
 WRITTEN_ANEW = {
     r"\bcausal_conv1d_fn\b": "short_convolution",
     r"(?s)(def short_convolution\(\n    hidden_states: torch.Tensor,\n    )weight(: .*?\n\):\n)": (
@@ -53,6 +63,12 @@ def rewritten(package: str, folder: Path) -> Path:
 def renamed(package: str, folder: Path) -> Path:
     """Write a copy of transformers whose parameters have other names."""
     return _changed(package, folder, RENAMED, CALLED)
+
+
+def with_other_classes(package: str, folder: Path) -> Path:
+    """Write a copy of transformers whose layers are classes of other names."""
+    names = {rf"\b{name}\b": other for name, other in CLASSES.items()}
+    return _changed(package, folder, names, re.compile("models/"))
 
 
 def _changed(package: str, folder: Path, names: Mapping[str, str], files: re.Pattern[str]) -> Path:

@@ -23,6 +23,8 @@ from linexport.loaders.hugging_face.folder import (
     check_version,
     copied_files,
     digest,
+    missing_package,
+    of_another_release,
     processor_files,
     read_config,
     read_json,
@@ -30,7 +32,7 @@ from linexport.loaders.hugging_face.folder import (
     weight_files,
 )
 from linexport.loaders.hugging_face.pretrained import build_causal, supported
-from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
+from linexport.loaders.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
 from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 from linexport.manifest.records import HeadName
 
@@ -145,12 +147,15 @@ def load_hugging_face(
         imported = import_model(model, source, head, towers, predictor)
     except LinexportError:
         raise
+    except ImportError as error:
+        raise missing_package(config["model_type"], error) from error
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
         raise refuse(
             folder,
             "a model whose own code cannot be run on an example, whole and then in pieces with a "
             f"cache ({first_line(error)})",
-            "compare the configuration with that of a published model of the same type",
+            "compare the configuration with that of a published model of the same type"
+            f"{of_another_release()}",
         ) from error
     return replace(
         imported,
@@ -205,17 +210,12 @@ def import_model(
         UnsupportedModelError: layers no patch stands in for.
     """
     check_version()
+    from linexport import patches
     from linexport.loaders.hugging_face.causal_model import OriginalCausalModel
     from linexport.loaders.hugging_face.heads import CAUSAL
-    from linexport.loaders.hugging_face.streaming_model import (
-        decode_module,
-        swapped,
-        whole_inputs,
-    )
+    from linexport.loaders.hugging_face.streaming_model import decode_module
     from linexport.loaders.hugging_face.vision import TOWERS
     from linexport.loaders.hugging_face.vision.original import OriginalWithImages
-    from linexport.loaders.hugging_face.vision.positions import DEFAULTS, RANGES
-    from linexport.patches import rotary
     from linexport.patches.state_cache import UnknownCodeError
 
     check_finite(named_tensors(model), source.location)
@@ -227,6 +227,7 @@ def import_model(
     original = OriginalCausalModel(model, head).eval()
     if tower is not None:
         original = OriginalWithImages(model, head, tower).eval()
+    lacking = patches.missing(patches.modeling_files(model))
     step, unread = None, ""
     try:
         step = decode_module(model, head, tower, hidden=predictor is not None)
@@ -234,6 +235,34 @@ def import_model(
         if tower is not None:
             raise
         unread = f"{error} {WHOLE}"
+    except Exception as error:
+        if not lacking:
+            raise
+        if tower is not None:
+            raise UnsupportedModelError(f"{lacking} ({first_line(error)})") from error
+        unread = f"{lacking} {WHOLE}"
+    loaded = _imported(original, source, head, tower, predictor, step, unread or lacking)
+    if step is None or tower is not None or not lacking:
+        return loaded
+    whole = _imported(original, source, head, None, None, None, f"{lacking} {WHOLE}")
+    return replace(loaded, whole=whole)
+
+
+def _imported(
+    original: Any,
+    source: Source,
+    head: Head,
+    tower: Any,
+    predictor: LoadedModel | None,
+    step: DecodeModule | None,
+    unread: str,
+) -> LoadedModel:
+    """Return the model to convert, with its states where it has a step."""
+    from linexport.loaders.hugging_face.streaming_model import swapped, whole_inputs
+    from linexport.loaders.hugging_face.vision.positions import DEFAULTS, RANGES
+    from linexport.patches import rotary
+
+    model = original.model
     inputs, shapes = (step.args, step.dynamic_shapes) if step else whole_inputs()
     text = model.config.get_text_config(decoder=True)
     context, same = getattr(text, "max_position_embeddings", None), rotary.limit(model)
@@ -249,7 +278,11 @@ def import_model(
         dynamic_shapes=shapes[:given],
         source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
-        warnings=(*(step.warnings if step else (unread,)), *_changing(same, head)),
+        warnings=(
+            *(step.warnings if step else ()),
+            *filter(None, (unread,)),
+            *_changing(same, head),
+        ),
         decode_module=step,
         language=LanguageFacts(
             vocabulary=vocabulary,

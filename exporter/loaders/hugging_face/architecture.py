@@ -16,6 +16,7 @@ from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
+from linexport.patches.library import attribute
 
 CAUSAL = "AutoModelForCausalLM"
 WITH_TOWER = "AutoModelForImageTextToText"
@@ -44,7 +45,7 @@ def classes(kind: str, auto: str) -> tuple[str, ...]:
 
     if kind in layouts():
         return (layouts()[kind].causal,) if auto == CAUSAL else ()
-    mapping = getattr(transformers, auto)._model_mapping
+    mapping = attribute(getattr(transformers, auto), "_model_mapping")
     try:
         found = mapping[transformers.CONFIG_MAPPING[kind]]
     except KeyError:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders.files import check_link, refuse, sha256, unreadable
+from linexport.loaders.files import check_link, first_line, refuse, sha256, unreadable
 from linexport.loaders.hugging_face.size_limits import check_layers
 from linexport.manifest import LANGUAGE_FILES
 from linexport.manifest.file_names import PROCESSOR_FILES
+from linexport.system.environment import version
 from linexport.system.versions import TRANSFORMERS, numbers
 
 CONFIG = "config.json"
@@ -248,6 +249,27 @@ def missing(error: ImportError) -> EnvironmentProblemError:
     return EnvironmentProblemError(
         f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
     )
+
+
+def missing_package(model_type: str, error: ImportError) -> EnvironmentProblemError:
+    """Return the error where a package is not installed that the library's code of a type needs."""
+    package = (error.name or "").partition(".")[0]
+    if package and package != TRANSFORMERS.package:
+        return EnvironmentProblemError(
+            f"A model of type {model_type!r} needs the package {package} for its own code in "
+            f"{TRANSFORMERS.package}: pip install {package}."
+        )
+    return EnvironmentProblemError(
+        f"The code of {TRANSFORMERS.package} for a model of type {model_type!r} cannot be imported "
+        f"({first_line(error)}). {TRANSFORMERS.advice()}"
+    )
+
+
+def of_another_release() -> str:
+    """Return what to add to errors where the release of transformers was not tested."""
+    if TRANSFORMERS.holds(version(TRANSFORMERS.package) or ""):
+        return ""
+    return f". {TRANSFORMERS.advice().removesuffix('.')}"
 
 
 def check_version() -> None:

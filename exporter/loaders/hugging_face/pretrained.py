@@ -12,7 +12,13 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.architecture import CAUSAL, builder, check_class
-from linexport.loaders.hugging_face.folder import CONFIG, check_version, check_weights
+from linexport.loaders.hugging_face.folder import (
+    CONFIG,
+    check_version,
+    check_weights,
+    missing_package,
+    of_another_release,
+)
 from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
@@ -109,6 +115,8 @@ def _pretrained(
                 )
         except UnsupportedModelError:
             raise
+        except ImportError as error:
+            raise missing_package(kind, error) from error
         except Exception as error:
             if "Unrecognized configuration class" in str(error):
                 raise _unknown(folder, kind, name) from error
@@ -123,7 +131,7 @@ def _pretrained(
             raise refuse(
                 folder,
                 f"a model that transformers cannot load ({first_line(error)})",
-                "compare the configuration with the weights",
+                f"compare the configuration with the weights{of_another_release()}",
             ) from error
     check_weights(
         folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]

@@ -23,6 +23,7 @@ from linexport.loaders.hugging_face.folder import CONFIG, digest, read_config, w
 from linexport.loaders.hugging_face.pretrained import as_published
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
+from linexport.patches.library import attribute
 
 EXAMPLE = (2, 8)
 
@@ -68,7 +69,7 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
     config = read_config(folder, trust_remote_code=False)
     files = weight_files(folder)
     model = as_published(folder, config, files)
-    if not getattr(model, "_supports_sdpa", False):
+    if not attribute(type(model), "_supports_sdpa"):
         raise refuse(
             folder,
             f"{type(model).__name__}, whose attention is not F.scaled_dot_product_attention",
