@@ -218,7 +218,7 @@ def _places(modules: Iterable[ModuleType]) -> Iterator[tuple[FunctionPlace, Swap
 
 
 def _found(module: ModuleType) -> list[tuple[FunctionPlace, Swapped]]:
-    """Return the functions that a module has by the name or the parameters of a swap."""
+    """Return the functions of a module that have the name or the parameters of a swap."""
     swaps = [(swap, patch) for patch in patches() for swap in patch.swaps]
     by_name = [(place, both) for both in swaps if (place := named(module, both[0].name))]
     return [*by_name, *_renamed(module, swaps, {id(both) for _, both in by_name})]
@@ -227,7 +227,7 @@ def _found(module: ModuleType) -> list[tuple[FunctionPlace, Swapped]]:
 def _missing(
     module: ModuleType, found: Iterable[tuple[FunctionPlace, Swapped]]
 ) -> Iterator[tuple[Patch, list[Swap]]]:
-    """Yield what patches of the family of a modeling file swap, and the file does not have."""
+    """Yield the patches that were tried with the file's family, and the swaps that it lacks."""
     swaps = [swap for _, (swap, _) in found]
     for patch in patches():
         missing = [swap for swap in patch.swaps if swap not in swaps]
@@ -238,7 +238,7 @@ def _missing(
 
 
 def missing(modules: Iterable[ModuleType]) -> str:
-    """Say which functions modeling files lack that patches of their families swap; "" if none."""
+    """Name the functions that patches of a file's family swap and the file lacks; "" if none."""
     said, advice = [], dict[str, None]()
     for module in modules:
         for patch, swaps in _missing(module, _places([module])):

@@ -1,7 +1,8 @@
-"""Where a library has the functions that patches swap: by name, or by what they work with.
+"""Lookup of the functions that patches swap: by name, or by the attributes that they read.
 
-A method is found in a class of another name by the attributes that its replacement reads: the class
-whose methods name them all, with the parameters that the replacement needs.
+A class that a release renamed is the one in its modeling file whose methods name every attribute
+that the replacement reads of ``self``, and whose method has the parameters that the replacement
+needs. Parity compares the model with the library's own code, as with every patch.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from linexport.patches.parameters import binds
 
 @dataclass(frozen=True)
 class FunctionPlace:
-    """Where a library has a function: in a module, or in a class.
+    """The location of a library's function: an attribute of a module, or of a class.
 
     Attributes:
         holder: the module or class.
-        name: of the function in it.
-        function: as it is there.
+        name: of the attribute.
+        function: its value.
     """
 
     holder: Any
@@ -74,12 +75,14 @@ def holders(module: ModuleType) -> list[Any]:
 def by_attributes(
     module: ModuleType, methods: Mapping[str, Callable[..., Any]]
 ) -> dict[str, FunctionPlace]:
-    """Return methods of classes that have other names, by the names they are known by.
+    """Return the locations of methods whose classes have other names.
 
     Args:
         module: a modeling file of a library.
-        methods: their replacements by "Class.method"; a method that fits several classes is left
-            out.
+        methods: replacements by the known names, "Class.method".
+
+    Returns:
+        Locations by the known names, without methods that fit no class, or more than one.
     """
     own = [x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__]
     taken = {name.rpartition(".")[0] for name in methods}
@@ -89,7 +92,8 @@ def by_attributes(
         for name, replacement in methods.items()
     }
     found: dict[str, FunctionPlace] = {}
-    # What one method fits alone is none of the others.
+    # Two layers of a model may read the same attributes, and one of them more: that one has its
+    # class first, and the other has the class that is left.
     while alone := next((n for n, fit in fitting.items() if len(fit) == 1), None):
         holder = fitting[alone][0]
         place = _held(holder, alone.rpartition(".")[2])
@@ -118,7 +122,7 @@ def _fits(holder: type, name: str, replacement: Callable[..., Any]) -> bool:
 
 @cache
 def _attributes(replacement: Callable[..., Any]) -> frozenset[str]:
-    """Return the attributes that a replacement reads of the module it is a method of."""
+    """Return the attributes of ``self`` that a replacement reads."""
     code = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(replacement))))
     return frozenset(
         node.attr
@@ -131,7 +135,7 @@ def _attributes(replacement: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def _mentioned(holder: type) -> frozenset[str]:
-    """Return the names that the methods of a class use, and of its bases in the same package."""
+    """Return the names that the methods of a class and of its bases in the same package use."""
     package = holder.__module__.partition(".")[0]
     bases = [base for base in holder.__mro__ if base.__module__.partition(".")[0] == package]
     functions = [inspect.unwrap(f) for b in bases for f in vars(b).values() if callable(f)]

@@ -252,7 +252,7 @@ def missing(error: ImportError) -> EnvironmentProblemError:
 
 
 def missing_package(model_type: str, error: ImportError) -> EnvironmentProblemError:
-    """Return the error where a package is not installed that the library's code of a type needs."""
+    """Return the error for a package that the code of a model type imports and that is missing."""
     package = (error.name or "").partition(".")[0]
     if package and package != TRANSFORMERS.package:
         return EnvironmentProblemError(
@@ -266,7 +266,7 @@ def missing_package(model_type: str, error: ImportError) -> EnvironmentProblemEr
 
 
 def of_another_release() -> str:
-    """Return what to add to errors where the release of transformers was not tested."""
+    """Return a sentence for errors that names an untested release of transformers, or ""."""
     if TRANSFORMERS.holds(version(TRANSFORMERS.package) or ""):
         return ""
     return f". {TRANSFORMERS.advice().removesuffix('.')}"

@@ -1,4 +1,4 @@
-"""Modules of torch whose weights go to another device or dtype."""
+"""Conversion of torch's modules to another device or dtype."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class ConvertibleModule(nn.Module):
-    """A module that is told of ``to``, ``double``, ``half`` and the like."""
+    """A module with a hook on ``to``, ``double``, ``half`` and the like."""
 
     def converted(self, change: Change, plain: Callable[[], object]) -> None:
         """Convert the module.
