@@ -98,10 +98,11 @@ def trace(loaded: LoadedModel) -> Traced:
     try:
         return _with_buffers(loaded) if loaded.carried is not None else _trace(loaded)
     except LinexportError as error:
-        said = loaded.unread or _written(loaded)
-        if not said:
+        # What the library lacks is the cause, and what the trace then met an effect of it.
+        said = [*filter(None, (loaded.unread, str(error), _written(loaded)))]
+        if len(said) == 1:
             raise
-        raise type(error)(f"{error}\n{said}") from error
+        raise type(error)("\n".join(said)) from error
 
 
 def trace_or_whole(loaded: LoadedModel) -> tuple[LoadedModel, Traced]:

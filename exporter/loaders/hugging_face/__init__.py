@@ -234,7 +234,7 @@ def import_model(
     except UnknownCodeError as error:
         if tower is not None:
             raise
-        unread = f"{error} {WHOLE}"
+        unread = f"{lacking or error} {WHOLE}"
     except Exception as error:
         if not lacking:
             raise
