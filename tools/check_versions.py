@@ -95,12 +95,13 @@ def wholly(model_type: str) -> str:
     return "streams" if row["status"] == "ok" and row["streams"] else str(row["status"])
 
 
-def outcome_of(model_type: str, quick: bool) -> str:
-    """Return "streams", or what is wrong with a type, whatever that is."""
+def outcome_of(model_type: str, quick: bool) -> tuple[str, str]:
+    """Return a type, and "streams" or what is wrong with it, whatever that is."""
     try:
-        return (quickly if quick else wholly)(model_type)
+        return model_type, (quickly if quick else wholly)(model_type)
     except Exception as error:
-        return f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        first_line = str(error).partition("\n")[0]
+        return model_type, f"failed: {type(error).__name__}: {first_line}"
 
 
 def known(model_type: str) -> bool:
@@ -151,6 +152,7 @@ def add_run(path: Path | None, run: dict[str, Any]) -> None:
     for earlier in runs_of(path):
         if is_same(earlier, run):
             run = run | {part: earlier[part] | run[part] for part in ("also", "types")}
+            run["types"] = {name: run["types"][name] for name in SOURCES if name in run["types"]}
         else:
             kept.append(earlier)
     text = json.dumps({"runs": [*kept, run]}, indent=2)
@@ -200,7 +202,7 @@ def main() -> int:
     try_type = partial(outcome_of, quick=given.quick)
     context = multiprocessing.get_context("spawn")
     with context.Pool(given.jobs, initializer=be_quiet) as pool:
-        for model_type, said in zip(types, pool.imap(try_type, types), strict=True):
+        for model_type, said in pool.imap_unordered(try_type, types):
             run["types"][model_type] = said
             print(f"{model_type}: {said}", flush=True)
             add_run(given.json, run)
