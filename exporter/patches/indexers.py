@@ -16,7 +16,6 @@ tokens are attended to under the mask: those left out cost what they cost withou
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ from torch.nn import functional as F
 from linexport.errors import ParityError, UnsupportedModelError
 from linexport.patches import Patch, Swap, choosing_together
 from linexport.patches.latent_attention import attended, latents, queries
+from linexport.patches.library import of_file
 from linexport.patches.softmax_attention import attend
 
 INCOMPLETE = -1.0
@@ -64,7 +64,7 @@ def qwen_attention(
 
 def _turn(part: Any) -> Callable[..., Any]:
     """Return the library's function for rotary positions, of the file that a module is from."""
-    found: Callable[..., Any] = sys.modules[type(part).__module__].apply_rotary_pos_emb
+    found: Callable[..., Any] = of_file(part, "apply_rotary_pos_emb")
     return found
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError
+from linexport.patches.places import named
 from linexport.system.versions import TRANSFORMERS
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,19 @@ def find(home: str, name: str) -> Any:
             log.info("%s.%s is in %s now", module, name, other)
             return vars(loaded)[name]
     raise _gone(f"{module}.{name}", f", and no other module of {TRANSFORMERS.package} has it")
+
+
+def of_file(part: Any, name: str) -> Any:
+    """Return a function of the modeling file that has a module's class, wherever the file has it.
+
+    Raises:
+        EnvironmentProblemError: the file does not have it.
+    """
+    file = sys.modules[type(part).__module__]
+    place = named(file, name)
+    if place is None:
+        raise _gone(f"{file.__name__}.{name}")
+    return place.function
 
 
 def attribute(holder: Any, name: str) -> Any:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import linexport
 from linexport import patches
 from linexport.errors import EnvironmentProblemError
+from linexport.loaders.hugging_face import _is_of_linexport
 from linexport.loaders.hugging_face.folder import missing_package
 from linexport.patches import library
 from linexport.patches.places import by_attributes
@@ -127,3 +131,29 @@ def test_an_attribute_of_a_class_that_is_gone_is_named() -> None:
 
 class Cell:
     gate = 1
+
+
+def test_functions_of_a_modeling_file_are_found_in_the_modules_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = ModuleType("transformers.models.some.kernels")
+    exec("def rotate(x): return x", vars(kernels))
+    file = library_file("some", "class Layer: ...")
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+    file.Layer.__module__ = file.__name__
+    with pytest.raises(EnvironmentProblemError, match=r"no .*modeling_some\.rotate, which"):
+        library.of_file(file.Layer(), "rotate")
+    file.kernels = kernels  # type: ignore[attr-defined]
+    assert library.of_file(file.Layer(), "rotate") is kernels.rotate
+
+
+@pytest.mark.parametrize(("folder", "own"), [(linexport.__path__[0], True), ("/library", False)])
+def test_what_linexport_reads_and_the_library_lacks_is_not_blamed_on_the_model(
+    folder: str, own: bool
+) -> None:
+    space: dict[str, Any] = {}
+    exec(compile("def read(x): return x.gone", f"{folder}/file.py", "exec"), space)
+    for holder in (object(), torch.nn.Linear(1, 1)):
+        with pytest.raises(AttributeError) as raised:
+            space["read"](holder)
+        assert _is_of_linexport(raised.value) == own

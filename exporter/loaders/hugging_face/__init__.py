@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.errors import LinexportError, UnsupportedModelError
+import linexport
+from linexport.errors import EnvironmentProblemError, LinexportError, UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.architecture import WITH_TOWER, check_class
 from linexport.loaders.hugging_face.folder import (
@@ -35,6 +37,7 @@ from linexport.loaders.hugging_face.pretrained import build_causal, supported
 from linexport.loaders.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
 from linexport.loaders.weights import check_finite, named_tensors, parameter_summary
 from linexport.manifest.records import HeadName
+from linexport.system.versions import TRANSFORMERS
 
 if TYPE_CHECKING:
     from linexport.loaders.hugging_face.heads import Head
@@ -150,6 +153,11 @@ def load_hugging_face(
     except ImportError as error:
         raise missing_package(config["model_type"], error) from error
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
+        if _is_of_linexport(error):
+            raise EnvironmentProblemError(
+                f"The code of linexport for models of type {config['model_type']!r} does not fit "
+                f"that of {TRANSFORMERS.package} ({first_line(error)}). {TRANSFORMERS.advice()}"
+            ) from error
         raise refuse(
             folder,
             "a model whose own code cannot be run on an example, whole and then in pieces with a "
@@ -167,6 +175,13 @@ def load_hugging_face(
         ),
         files=(*copied, *(processor_files(folder) if towers else ())),
     )
+
+
+def _is_of_linexport(error: Exception) -> bool:
+    """Return whether linexport's own code read an attribute that the library does not have."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f.filename for f in frames if f.name != "__getattr__"]  # that of torch.nn.Module
+    return isinstance(error, AttributeError) and own[-1].startswith(tuple(linexport.__path__))
 
 
 def load_adapter(folder: Path, *, location: str | None = None, **options: Any) -> LoadedModel:

@@ -9,7 +9,6 @@ Position of row r of h in the table: r (n - 1) / (h - 1), so that corners are al
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from linexport.loaders.hugging_face.vision.grid import places
 from linexport.loaders.loaded_model import Images, VisionTower
+from linexport.patches.library import of_file
 
 
 class QwenVision(nn.Module):
@@ -59,7 +59,7 @@ def _attended(attention: Any, x: Tensor, turned: tuple[Tensor, Tensor]) -> Tenso
     """Attention of all patches of one image to each other."""
     split = attention.qkv(x).reshape(x.shape[0], 3, attention.num_heads, -1)
     query, key, value = split.permute(1, 0, 2, 3).unbind(0)
-    rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb_vision
+    rotate = of_file(attention, "apply_rotary_pos_emb_vision")
     query, key = rotate(query, key, *turned)
     scores = query.transpose(0, 1) @ key.permute(1, 2, 0) * attention.scaling
     mixed = F.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value.transpose(0, 1)
