@@ -3,8 +3,8 @@
 What they read comes from files of strangers: a damaged text is an error, never the end of the
 process. A corpus of each is beside the fuzzers, with the inputs that ended one of them before. In a
 test run each mutates it for ``LINEXPORT_FUZZ_SECONDS`` of the processor, 4 if not set. Continuous
-integration has 100, while its other tests run: five minutes for all three. The tier ``slow`` does
-so for half an hour, and with all operators in the chains.
+integration has 30, while its other tests run. The tier ``slow`` does so for half an hour in all,
+and with all operators in the chains.
 """
 
 from __future__ import annotations

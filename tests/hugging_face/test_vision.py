@@ -160,7 +160,10 @@ def test_the_traced_module_gives_the_logits_of_pixel_values(
 @pytest.mark.services
 @pytest.mark.parametrize(
     "kind",
-    ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow), "lfm2_vl"],
+    [
+        "qwen3_5",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_5_moe", "lfm2_vl")),
+    ],
 )
 def test_images_in_plain_onnxruntime_and_generate_as_transformers_does(
     vision_folder: Callable[[str], Path], converted: Callable[..., Any], kind: str

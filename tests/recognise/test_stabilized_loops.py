@@ -163,7 +163,7 @@ SLOW = pytest.mark.slow
     ("cell", "size"),
     [
         (chunk_by_chunk, 1.0),
-        (states_first, 1.0),
+        pytest.param(states_first, 1.0, marks=SLOW),
         pytest.param(chunk_by_chunk, 40.0, marks=SLOW),
         pytest.param(by_a_triangle, 1.0, marks=SLOW),
         pytest.param(token_by_token, 1.0, marks=SLOW),

@@ -273,7 +273,10 @@ def test_a_replica_is_taken_away_in_mid_stream(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     "killed",
-    [("ray::ServeReplica:", ":Gateway"), ("ray::ProxyActor", "")],
+    [
+        ("ray::ServeReplica:", ":Gateway"),
+        pytest.param(("ray::ProxyActor", ""), marks=pytest.mark.slow),
+    ],
     ids=["gateway", "proxy"],
 )
 def test_what_holds_the_connections_is_killed(cluster: Cluster, killed: tuple[str, str]) -> None:
