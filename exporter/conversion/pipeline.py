@@ -76,28 +76,23 @@ def convert(
     """
     config = ConvertOptions(**options)
     source = objects.with_examples(source, args, kwargs, dynamic_shapes)
-    place = default_output(source) if output is None else output
-    if not isinstance(source, str | Path | LoadedModel):
+    if not isinstance(source, str | Path):
         source = load_model(source, seed=config.seed, pooling=config.pooling)
+    place = default_output(source) if output is None else output
     return OpenableManifest.of(convert_checked(source, place, config, Checks(), progress))
 
 
-def default_output(source: Any) -> Path:
+def default_output(source: str | Path | LoadedModel) -> Path:
     """Return the folder, in the current one, that a source is converted to by default.
 
     model.pt becomes model.artifact, a folder models/small small.artifact, package.module:make
     make.artifact, and an object of the class Small Small.artifact.
     """
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if is_factory(source):
-            name = re.split("[:.]", str(source))[-1]
-        else:
-            name = path.stem if path.is_file() else path.absolute().name
+    if isinstance(source, LoadedModel) or is_factory(source):
+        name = re.split("[:.]", _named(source))[-1]
     else:
-        first = source[0] if isinstance(source, tuple) and source else source
-        known = first.source.location if isinstance(first, LoadedModel) else objects.name_of(first)
-        name = known.rpartition(".")[2]
+        path = Path(source)
+        name = path.stem if path.is_file() else path.absolute().name
     return Path(f"{name}.artifact")
 
 

@@ -50,15 +50,16 @@ def load_exported_program(path: Path) -> LoadedModel:
         raise refuse(path, f"an exported program that is not opened: {error}", _ADVICE) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    program = _read(path)
-    return of_program(program, Source("exported_program", str(path), digest, ""))
+    program, module = _read(path)
+    return of_program(program, module, Source("exported_program", str(path), digest, ""))
 
 
-def of_program(program: ExportedProgram, source: Source) -> LoadedModel:
+def of_program(program: ExportedProgram, module: torch.nn.Module, source: Source) -> LoadedModel:
     """Return a program as a model.
 
     Args:
         program: with example inputs.
+        module: that of the program.
         source: where it came from; it is described here.
 
     Raises:
@@ -73,7 +74,7 @@ def of_program(program: ExportedProgram, source: Source) -> LoadedModel:
     check_finite(_weights(program), source.location)
     count = sum(p.numel() for p in program.parameters())
     loaded = LoadedModel(
-        module=program.module(),
+        module=module,
         args=tuple(args),
         kwargs=dict(kwargs),
         dynamic_shapes=None,
@@ -89,16 +90,15 @@ def of_program(program: ExportedProgram, source: Source) -> LoadedModel:
 _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"
 
 
-def _read(path: Path) -> ExportedProgram:
-    """The program of a file, whose module can be made."""
+def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module]:
+    """The program and its module, which has its guards: sizes it was not exported for fail."""
     from linexport.system.torch_internals.files import ARCHIVE
 
     load_pt2 = ARCHIVE.need()
     try:
         with path.open("rb") as stream, _quiet("torch.export", "torch._export"):
             program: ExportedProgram = load_pt2(stream).exported_programs["model"]
-            program.module()  # whose guards may be of another torch
-            return program
+            return program, program.module()
     except Exception as error:  # torch has no common error for programs it cannot rebuild
         raise refuse(
             path,

@@ -50,8 +50,10 @@ def load_object(source: Any, *, seed: int = 0, whole: bool = False) -> LoadedMod
     if isinstance(source, torch.export.ExportedProgram):
         from linexport.loaders.exported_program import of_program
 
-        origin = Source(KIND, name_of(source), None, "", weights_digest(source.module()))
-        return of_program(copy.deepcopy(source), origin)
+        program = copy.deepcopy(source)
+        module = program.module()
+        origin = Source(KIND, name_of(source), None, "", weights_digest(module))
+        return of_program(program, module, origin)
     if isinstance(source, torch.nn.Module):
         if not is_language_model(source):
             raise UsageError(
@@ -114,7 +116,7 @@ def _described(source: Any) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy on the CPU of a module, or of examples.
+    """Return a copy on the CPU of a module, or of the tensors among examples.
 
     Raises:
         UsageError: it has something that Python cannot copy.
@@ -124,7 +126,9 @@ def _copied(value: Any) -> Any:
     from linexport.system.torch_internals.trees import pytree
 
     if not isinstance(value, torch.nn.Module):
-        return pytree.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, value)
+        return pytree.tree_map(
+            lambda x: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x, value
+        )
     try:
         return copy.deepcopy(value).cpu()
     except Exception as error:  # whatever an attribute of it raises

@@ -4,8 +4,7 @@
     max_pool1d(x, ...)            max_pool1d_with_indices(x, ...)[0]
     take_along_dim(x, i, dim)     gather(x, dim, i), after both are broadcast
 
-The last two fix the sizes of their inputs to those of the example in torch 2.13 to 2.15: they
-broadcast, and unsqueeze, by sizes that are not symbols.
+In torch 2.13 the export of the last two fixes the sizes of their inputs to those of the example.
 """
 
 from __future__ import annotations

@@ -102,6 +102,27 @@ def test_every_form_of_a_module_is_taken(form: Any) -> None:
         assert torch.equal(loaded.module(x, **given), module(x))
 
 
+class Doubling(Attention):
+    """Changes its input in place, and keeps what it computed."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return super().forward(x.mul_(2), scale)
+
+
+def test_examples_are_not_changed_and_a_function_without_a_name_has_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = example()
+    kept = x.clone()
+    try:
+        manifest = linexport.convert(lambda: (Doubling(), (x,)), bench=False, threads=1)
+        assert manifest.artifact == "Doubling.artifact"
+    finally:
+        assert torch.equal(x, kept)
+    assert load_model((Attention(), (x.requires_grad_(),))).args[0].requires_grad is False
+
+
 def test_nothing_varies_where_dynamic_shapes_are_empty() -> None:
     loaded = load_model(with_examples(Attention(), (example(),), None, {}))
     assert loaded.dynamic_shapes is None
