@@ -7,10 +7,12 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import numpy as np
 import onnx
 import pytest
@@ -21,12 +23,13 @@ from linexport.errors import TimeLimitError
 from linexport.system import time_limit
 from linexport.system.time_limit import limited
 from linexport.targets.base import OrtSession
+from tests.support.serving import alone, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def endless(model: onnx.ModelProto, name: str) -> None:
-    """Put a loop before an output that goes on for as long as a condition that stays true."""
+def endless(model: onnx.ModelProto, name: str, token: int | None = None) -> None:
+    """Put a loop without an end before an output: always, or where a token is in the input."""
     graph = model.graph
     for node in graph.node:
         node.output[:] = ["before_loop" if o == name else o for o in node.output]
@@ -39,7 +42,14 @@ def endless(model: onnx.ModelProto, name: str) -> None:
         helper.make_node("Neg", ["s"], ["next"]),
     ]
     body = helper.make_graph(nodes, "body", taken, made)
-    graph.initializer.append(numpy_helper.from_array(np.array(True), "for_ever"))
+    if token is None:
+        graph.initializer.append(numpy_helper.from_array(np.array(True), "for_ever"))
+    else:
+        graph.initializer.append(numpy_helper.from_array(np.array(token), "token"))
+        graph.node.append(helper.make_node("Equal", ["tokens", "token"], ["found"]))
+        graph.node.append(helper.make_node("Cast", ["found"], ["numbers"], to=TensorProto.INT32))
+        graph.node.append(helper.make_node("ReduceMax", ["numbers"], ["any"], keepdims=0))
+        graph.node.append(helper.make_node("Cast", ["any"], ["for_ever"], to=TensorProto.BOOL))
     inputs = ["", "for_ever", "before_loop"]
     graph.node.append(helper.make_node("Loop", inputs, [name], body=body))
 
@@ -123,6 +133,30 @@ def test_a_session_runs_again_after_a_call_that_was_ended(stranger: Callable[[st
     for _ in range(2):
         with limited(0.3), pytest.raises(TimeLimitError):
             session.run(fed)
+
+
+def test_a_request_whose_call_does_not_end_ends_nobody_else(
+    changed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A loop that goes on for one token: its requests get an error, the others their texts."""
+    model = linexport.load(
+        changed("language_model", lambda model: endless(model, "output", 7)), threads=1
+    )
+    body = {"model": "tiny", "prompt": [65, 66], "max_tokens": 200, "temperature": 0}
+    own = alone(model, b"AB", max_tokens=200)
+    with limited(1), served(model) as server, ThreadPoolExecutor(3) as pool:
+        text = pool.submit(httpx2.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        held = {**body, "prompt": [65, 7]}
+        ended = pool.submit(httpx2.post, f"{server.url}/v1/completions", json=held, timeout=60)
+        tokens = {"name": "tokens", "shape": [1, 2], "datatype": "INT64", "data": [7, 7]}
+        call = f"{server.url}/v2/models/tiny/infer"
+        tensor = pool.submit(httpx2.post, call, json={"inputs": [tokens]}, timeout=60)
+        assert httpx2.get(f"{server.url}/health/live").status_code == 200
+        for answer in (ended.result(), tensor.result()):
+            assert answer.status_code == 504 and "was ended after 1 s" in answer.text
+        assert text.result().json()["choices"][0]["text"] == own
+        again = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert again.json()["choices"][0]["text"] == own
 
 
 # Opening ------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ requests arrive at times drawn from a seed: whole texts, streams, clients that l
 before it, and bodies that are no request. Every text must be the one ``generate`` writes alone, and
 afterwards no slot may be taken.
 
-``costly``: the same requests twice, then with one in ten more among them that is small and would
-cost much (``COSTLY``). All of these are refused, no text changes, memory does not grow, and the
-99th percentile of the time between two tokens of the others, and of ``/health/live``, is printed
-beside that of the run without them.
+``costly``: a tenth of the requests, then all with one in ten more among them that is small and
+would cost much (``COSTLY``), from another process. All of these are refused, no text changes,
+memory does not grow, and the 99th percentile of the time between two tokens of the others, and of
+``/health/live``, is printed beside that of the run without them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +42,9 @@ import linexport
 from linexport import models
 
 LAYERS, TOKENS, CLIENTS, ROUNDS = 4, 64, 16, 9
-DISTINCT, RATE = 100, 60.0
-"""Different texts of the long run, and its arrivals a second where nothing else runs."""
+DISTINCT, LONGEST, RATE = 100, 40, 30.0
+"""Different texts of the long run, tokens of the longest, and arrivals a second: what two cores
+take on with the clients."""
 
 SMALL = 32
 """Width of the model of the long run."""
@@ -89,9 +92,6 @@ CHUNKED_BODY = (
     + 20_000 * b"1\r\n \r\n"
 )
 
-LIVE_SECONDS = 0.1
-"""Seconds between two requests for /health/live."""
-
 BAD = (b"", b"{", b"[]", b'{"model": "m", "prompt": 3}', b'{"model": "m", "prompt": [-1]}', b"\xff")
 
 
@@ -120,7 +120,7 @@ class Text:
 class Server:
     """A process that serves."""
 
-    process: subprocess.Popen[str]
+    pid: int
     url: str
 
     def metric(self, name: str) -> float:
@@ -130,8 +130,27 @@ class Server:
 
     def megabytes(self) -> float:
         """Return the memory that is resident."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+
+    @contextmanager
+    def health(self) -> Iterator[list[float]]:
+        """Yield a list that in the end has the seconds of every answer of /health/live."""
+        host, port = self.url.removeprefix("http://").split(":")
+        script = Path(__file__).with_name("health_times.py")
+        found: list[float] = []
+        with tempfile.TemporaryFile("w+") as lines:
+            process = subprocess.Popen([sys.executable, str(script), host, port], stdout=lines)
+            try:
+                yield found
+            finally:
+                ended = process.poll()
+                process.terminate()
+                process.wait()
+                lines.seek(0)
+                found += map(float, lines.read().split())
+        if ended is not None:
+            raise SystemExit(f"/health/live ended: {ended}")
 
 
 @contextmanager
@@ -153,7 +172,7 @@ def serve(artifact: Path, log: Path, *options: object) -> Iterator[Server]:
                 break
             except httpx2.TransportError:
                 time.sleep(0.1)
-        yield Server(process, url)
+        yield Server(process.pid, url)
     finally:
         process.terminate()
         process.wait()
@@ -227,7 +246,6 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    live: list[float] = field(default_factory=list)
 
     async def run(self, arrivals: list[tuple[float, str, Text]]) -> None:
         """Send every request at its time."""
@@ -236,23 +254,17 @@ class Soak:
             base_url=self.server.url, timeout=600, limits=limits
         ) as client:
             begun, tasks = time.perf_counter(), []
-            watching = asyncio.create_task(self._watch())
             for number, (at, kind, text) in enumerate(arrivals):
                 await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
                 tasks.append(asyncio.create_task(self._one(client, kind, text)))
                 if number % (len(arrivals) // 8 or 1) == 0:
                     self.memory.append(round(self.server.megabytes(), 1))
             await asyncio.gather(*tasks)
-            watching.cancel()
 
-    async def _watch(self) -> None:
-        """Ask for /health/live again and again, on connections of its own."""
-        while True:
-            start = time.perf_counter()
-            async with httpx2.AsyncClient(base_url=self.server.url, timeout=600) as client:
-                await client.get("/health/live")
-            self.live.append(time.perf_counter() - start)
-            await asyncio.sleep(LIVE_SECONDS)
+    def add(self, counts: Counter[str], wrong: list[str]) -> None:
+        """Add what came of other requests."""
+        self.counts += counts
+        self.wrong += wrong
 
     async def _one(self, client: httpx2.AsyncClient, kind: str, text: Text) -> None:
         for _ in range(1000):
@@ -329,13 +341,23 @@ class Soak:
         return kind
 
 
+def send(server: Server, arrivals: list[tuple[float, str, Text]]) -> tuple[Counter[str], list[str]]:
+    """Send requests that have no text to compare, and return what came of them.
+
+    In a process of its own: what is measured of the others is not what this client computes.
+    """
+    run = Soak(server, {})
+    asyncio.run(run.run(arrivals))
+    return run.counts, run.wrong
+
+
 def soak(
     artifact: Path, folder: Path, requests: int, rate: float, seed: int, costly: bool = False
 ) -> dict[str, Any]:
     """Send requests of all kinds, ``costly`` ones among them; return counts, memory and times."""
     draw = random.Random(seed)
     texts = [
-        Text("x " * draw.randint(1, 150), draw.randint(1, 80), i, draw.choice((0.0, 0.8)))
+        Text("x " * draw.randint(1, 150), draw.randint(1, LONGEST), i, draw.choice((0.0, 0.8)))
         for i in range(DISTINCT)
     ]
     model = linexport.load(artifact, threads=1)
@@ -345,15 +367,20 @@ def soak(
     for _ in range(requests):
         at += draw.expovariate(rate)
         arrivals.append((at, draw.choices(kinds, weights)[0], draw.choice(texts)))
-    if costly:
-        more = random.Random(seed + 1)
-        times = [more.uniform(0, at) for _ in range(requests // 10)]
-        arrivals += [(t, more.choice([*COSTLY, CHUNKED]), texts[0]) for t in times]
-        arrivals.sort(key=lambda one: one[0])
-    with serve(artifact, folder / "soak.log", "--slots", CLIENTS) as server:
+    more = random.Random(seed + 1)
+    times = sorted(more.uniform(0, at) for _ in range(requests // 10 if costly else 0))
+    attacks = [(t, more.choice([*COSTLY, CHUNKED]), texts[0]) for t in times]
+    with (
+        serve(artifact, folder / "soak.log", "--slots", CLIENTS) as server,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other,
+    ):
         run = Soak(server, expected)
+        other.submit(abs, 0).result()  # it has begun
         begun = time.perf_counter()
-        asyncio.run(run.run(arrivals))
+        with server.health() as live:
+            attacked = other.submit(send, server, attacks)
+            asyncio.run(run.run(arrivals))
+            run.add(*attacked.result())
         seconds = time.perf_counter() - begun
         for _ in range(100):
             left = server.metric("linexport_sessions") + server.metric("linexport_queue")
@@ -363,10 +390,10 @@ def soak(
         run.memory.append(round(server.megabytes(), 1))
         generated = server.metric("linexport_generated_tokens_total")
     return {
-        "requests": len(arrivals),
+        "requests": len(arrivals) + len(attacks),
         "p99_gap_ms": _p99(run.gaps),
-        "p99_live_ms": _p99(run.live),
-        "longest_live_ms": round(1e3 * max(run.live), 1),
+        "p99_live_ms": _p99(live),
+        "longest_live_ms": round(1e3 * max(live), 1),
         "seconds": round(seconds, 1),
         "generated_tokens": int(generated),
         "answered": dict(run.counts),
@@ -408,9 +435,9 @@ def main() -> None:
             result["times"] = times
         if given.only == "costly":
             model = artifact(folder, SMALL)
-            half = given.requests // 2
-            for name, costly in (("plain", False), ("soak", True)):
-                result[name] = soak(model, folder, half, given.rate, given.seed, costly)
+            for name, count in (("plain", given.requests // 10), ("soak", given.requests)):
+                costly = name == "soak"
+                result[name] = soak(model, folder, count, given.rate, given.seed, costly)
                 print(name, json.dumps(result[name], indent=2))
         elif given.only != "clients":
             found = soak(artifact(folder, SMALL), folder, given.requests, given.rate, given.seed)

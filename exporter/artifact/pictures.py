@@ -44,6 +44,13 @@ MOST_PIXELS = 2**25
 """Pixels of a picture, from a file of any size: 128 MiB once it is decoded, and four times that
 while WEBP is."""
 
+MOST_SCANS = 100
+"""Scans of a JPEG file, each of which goes over all pixels: a progressive one has about ten. It is
+the limit of libtiff for the same in its files."""
+
+START_OF_SCAN = b"\xff\xda"
+"""Its marker; data of a picture never have these bytes."""
+
 TILE_SIZE = (322, 323)
 """Tags of TIFF: width and height of a tile, which may be larger than the picture."""
 
@@ -115,12 +122,26 @@ def read_picture(path: Path) -> Image:
                         f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are "
                         "decoded. Scale it down."
                     )
+            if picture.format == "JPEG" and (scans := _scans(path)) > MOST_SCANS:
+                raise UsageError(
+                    f"{path} has {scans} scans; at most {MOST_SCANS} are decoded. Save it again."
+                )
             ImageOps.exif_transpose(picture, in_place=True)
             return picture if picture.mode == "RGB" else picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(
             f"{path} cannot be read as an image: {error}. Expected one of {', '.join(FORMATS)}."
         ) from None
+
+
+def _scans(path: Path) -> int:
+    """Return the number of scans of a JPEG file, those of its thumbnails among them."""
+    with path.open("rb") as file:
+        found, last = 0, b""
+        while part := file.read(2**20):
+            found += (last + part).count(START_OF_SCAN)
+            last = part[-1:]
+    return found
 
 
 def _tile(path: Path, picture: Image) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linexport.cli.errors import guarded
+from linexport.cli.errors import guarded_in_time
 from linexport.cli.options import (
     ArtifactPath,
     KeyOption,
@@ -23,6 +23,7 @@ from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
 from linexport.serving.token import TOKEN, read_token
+from linexport.system.time_limit import limited
 from linexport.targets.providers import CPU
 
 
@@ -52,7 +53,8 @@ def serve(
     **limits: Any,
 ) -> None:
     """Serve a model to many clients: by the protocols of OpenAI and Open Inference, and a page."""
-    with guarded(False):
+    most = Limits(**limits)
+    with guarded_in_time(False, most.time_limit):
         try:
             from linexport.serving.http.server import Address, serve
         except ImportError as error:
@@ -73,7 +75,6 @@ def serve(
             key=key,
             newer_than=newer_than,
         )
-        most = Limits(**limits)
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)
         if service.language is None:
@@ -84,7 +85,9 @@ def serve(
                 fg="yellow",
                 err=True,
             )
-        serve(service, address, lambda url: echo(f"{service.name} at {url}", err=True))
+        # What ends no node is waited for: a request does not end the server.
+        with limited(most.time_limit):
+            serve(service, address, lambda url: echo(f"{service.name} at {url}", err=True))
 
 
 def register(app: typer.Typer) -> None:

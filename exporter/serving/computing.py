@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from linexport.artifact import Artifact
 from linexport.artifact.language_interface import language_interface
 from linexport.errors import UsageError
+from linexport.serving.call_time import in_time
 from linexport.serving.channel import Channel, Outbox
 from linexport.serving.completion import Completion, Writer
 from linexport.serving.engine import Engine, QueueFullError
@@ -171,7 +172,8 @@ class LocalComputing:
 
     async def run(self, feeds: Feeds) -> Outputs:
         async with self._turn():
-            return await asyncio.to_thread(self.artifact.run, feeds)
+            with in_time():
+                return await asyncio.to_thread(self.artifact.run, feeds)
 
     async def piece(self, feeds: Feeds, name: str, starts: bool, ends: bool) -> Outputs:
         if starts:

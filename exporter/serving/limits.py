@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from linexport.system.time_limit import DEFAULT
+
 STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 256, 20
 """Most stop strings of a text, characters of one, and tokens whose probabilities are reported."""
 
@@ -37,4 +39,7 @@ class Limits:
     connections: int = _limit(512, "Connections at a time.")
     cache_mb: int = _limit(256, "MB of states after known prefixes of prompts; 0 keeps none.", 0)
     grace_seconds: int = _limit(20, "Seconds to finish texts after SIGTERM.", 0)
+    time_limit: int = _limit(
+        DEFAULT, "Seconds of opening the model, and of each call of it; 0 for no limit.", 0
+    )
     park_mib: int = _limit(1_024, "MiB of parked sequences; the oldest make room.")

@@ -31,6 +31,7 @@ from linexport.errors import (
     UsageError,
 )
 from linexport.manifest.records import BUFFER
+from linexport.serving.call_time import in_time
 from linexport.serving.layout import Layout
 from linexport.serving.prefix_cache import PrefixCache
 from linexport.serving.prompts import Prompts
@@ -202,7 +203,8 @@ class Pool:
         # Side by side, the last tokens of a call are those of one session alone.
         most = 0 if 0 in kept or self._layout.packed is not None else max(kept)
         try:
-            outputs, after = self.model.call(feeds, stack.past, stack.into, logits_to_keep=most)
+            with in_time():
+                outputs, after = self.model.call(feeds, stack.past, stack.into, logits_to_keep=most)
         except Exception as error:
             if len(group) > 1:
                 log.debug("a call of %d sessions failed; they are advanced alone", len(group))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import json
 import struct
@@ -431,6 +432,20 @@ OTHERS = {
     "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
     "QOI": b"qoif" + struct.pack(">IIBB", 1, 1, 4, 0) + b"\xff\1\2\3\4" + bytes(7) + b"\1",
 }
+
+
+def test_a_jpeg_file_of_many_scans_is_not_decoded(tmp_path: Path) -> None:
+    """Each scan goes over all pixels: one of few bytes costs as much as the whole picture."""
+    content = io.BytesIO()
+    image.new("RGB", (64, 64), (9, 8, 7)).save(content, "JPEG", progressive=True)
+    found = content.getvalue()
+    last, path = found[found.rindex(b"\xff\xda") : -2], tmp_path / "a.jpg"
+    own = found.count(b"\xff\xda")
+    path.write_bytes(found[:-2] + last * (pictures.MOST_SCANS - own) + found[-2:])
+    assert pictures.read_picture(path).size == (64, 64)
+    path.write_bytes(found[:-2] + last * (pictures.MOST_SCANS - own + 1) + found[-2:])
+    with pytest.raises(UsageError, match="has 101 scans; at most 100"):
+        pictures.read_picture(path)
 
 
 @pytest.mark.parametrize("form", OTHERS)

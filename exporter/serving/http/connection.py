@@ -17,7 +17,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from linexport.serving.http.pieces import PART, HeldFlow, PieceReader, PiecesError
+from linexport.serving.http.pieces import PART, HeldFlow, PieceReader, PiecesError, Turns
 
 HEADER_BYTES = 2**15
 HEADERS = 200
@@ -42,6 +42,7 @@ class Connection(H11Protocol):
 
     request_seconds: float
     send_seconds: float
+    turns: Turns
     conn: PieceReader
     flow: HeldFlow
 
@@ -81,8 +82,7 @@ class Connection(H11Protocol):
             "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
             f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(content)}\r\n\r\n"
         )
-        if self.conn.our_state is not h11.SEND_BODY:
-            self.transport.write(f"{head}{content}".encode())
+        self.transport.write(f"{head}{content}".encode())
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
                 self.transport.close()
         if self.conn.rests and not self.flow.held:
             self.flow.hold()
-            self.loop.call_soon(self._go_on)
+            self.turns.add(self._go_on)
         if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
             self._waiting.stop()
 
@@ -151,4 +151,5 @@ class _Deadline:
 def connection_class(request_seconds: float, send_seconds: float) -> type[Connection]:
     """Return a class of connections with these deadlines, as uvicorn takes them."""
     members: dict[str, Any] = {"request_seconds": request_seconds, "send_seconds": send_seconds}
+    members["turns"] = Turns()
     return type("TimedConnection", (Connection,), members)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from linexport.artifact.template import TemplateError
 from linexport.errors import NonFiniteError, ParityError, UsageError
+from linexport.serving.call_time import CallTimeError
 from linexport.serving.channel import SlowReaderError
 from linexport.serving.engine import QueueFullError, StoppedError
 from linexport.serving.service import ContextLengthError
@@ -84,6 +85,8 @@ def protocol_error(error: Exception) -> ProtocolError:
             return ProtocolError(408, str(error), code="slow_reader")
         case ContextLengthError():
             return ProtocolError(400, str(error), code="context_length_exceeded", param="prompt")
+        case CallTimeError():
+            return ProtocolError(504, str(error), FAULT, "time_limit")
         case NonFiniteError() | ParityError():
             return ProtocolError(500, str(error), FAULT, "non_finite")
         case UsageError() | TemplateError():

@@ -22,7 +22,7 @@ MOST_VALUES, DEEPEST, MOST_AXES = 2**16, 16, 16
 LONGEST_NUMBER = 400
 """Digits of a number."""
 
-AT_ONCE = 2**15
+AT_ONCE = 2**13
 """Characters of a list of numbers that are read at once."""
 
 _TEXTS = json.JSONDecoder()

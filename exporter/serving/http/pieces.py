@@ -1,6 +1,7 @@
 """Bodies that come in chunks: a few between two turns of the event loop, and so many altogether.
 
     events of a connection     ->  AT_ONCE of them, then others have their turns
+    connections that go on     ->  one in a turn of the event loop
     chunks of one body         ->  MOST, then an error
     extensions and trailers    ->  as many bytes and lines as headers, then an error
 
@@ -10,12 +11,15 @@ parser limits what is not complete: it is given ``PART`` bytes at a time.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 
-AT_ONCE, MOST = 64, 2**14
+AT_ONCE, MOST = 32, 2**12
 
 PART = 2**14
 """Bytes of a connection that are parsed at a time."""
@@ -87,6 +91,31 @@ class PieceReader(h11.Connection):
                 f"Extensions of chunks and trailers have more than {self._most_bytes} bytes or "
                 f"{self._most_lines} lines."
             )
+
+
+class Turns:
+    """Connections that go on with their pieces: one in each turn of the event loop, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._called = False
+
+    def add(self, go_on: Callable[[], None]) -> None:
+        """Let a connection go on when its turn has come."""
+        self._waiting.append(go_on)
+        self._call()
+
+    def _call(self) -> None:
+        if self._waiting and not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._called = False
+        try:
+            self._waiting.popleft()()
+        finally:
+            self._call()
 
 
 class HeldFlow(FlowControl):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from linexport.serving.service import Service
 from linexport.serving.session import Session
 from linexport.serving.task import Feeds
 from linexport.serving.text import End, Order, TextEvent
+from linexport.system.time_limit import limited
 
 Piece = tuple[Outputs, StreamState | None]
 
@@ -58,6 +60,8 @@ class ReplicaModel:
     def __init__(
         self, folder: Path, threads: int, limits: Limits, trust: Trust | None = None
     ) -> None:
+        self._limit = ExitStack()
+        self._limit.enter_context(limited(limits.time_limit))  # for as long as the process
         key, newer_than = (None, None) if trust is None else (trust.key, trust.newer_than)
         artifact = load(folder, threads=threads, key=key, newer_than=newer_than)
         most = replace(limits, buffer=UNLIMITED)
