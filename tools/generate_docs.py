@@ -4,7 +4,8 @@
     python tools/generate_docs.py --check    change nothing; exit 1 where a page is out of date
 
 Tables of families, targets, feature maps, commands and measurements come from the code and from
-docs/data/; the picture of README.md is drawn from the same data. See ``tools/pages``.
+docs/data/; the picture of README.md is drawn from the same data. Diagrams are drawn from their
+text. See ``tools/pages``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import sys
 
 from pages import ROOT, filled, pages
+from pages.diagrams import diagrams
 from pages.picture import pictures
 
 
@@ -22,7 +24,7 @@ def main() -> int:
     options.add_argument("--check", action="store_true", help="change nothing")
     check = options.parse_args().check
     wanted = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
-    wanted |= pictures()
+    wanted |= pictures() | diagrams()
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in old:
         print(f"{path.relative_to(ROOT)} {'is out of date' if check else 'written'}")

@@ -27,7 +27,35 @@ def _artifact(folder: Path) -> None:
     linexport.convert(folder / "model.pt", folder / "artifact", bench=False)
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"model.pt": _model, "artifact": _artifact}
+def _hybrid(folder: Path) -> None:
+    """``tiny-qwen``: the untrained hybrid of the page on Hugging Face models."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tiny-qwen")
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "model.pt": _model,
+    "artifact": _artifact,
+    "tiny-qwen": _hybrid,
+}
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,131 @@
+"""Diagrams of the pages: boxes under each other, narrow as a phone, for light and dark pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pages import ROOT
+from pages.picture import COLOURS
+
+WIDTH, LINE, PADDING, GAP = 420, 19, 12, 26
+QUESTION, ANSWER = 262, 112
+
+STAGES = (
+    ("Your model", "a module, a checkpoint, an exported", "program, ONNX, a Hugging Face folder"),
+    ("Trace", "batch and length stay dynamic"),
+    ("Match", "linear attention becomes one operator,", "if both compute the same on numbers"),
+    ("Lower", "the operator in terms of your target"),
+    ("Check", "compared with your model: lengths,", "batches, values, pieces of a stream"),
+    ("Artifact", "model.onnx, manifest.json, report.html"),
+)
+QUESTIONS = (
+    ("A TensorRT engine?", "tensorrt", "tensorrt-rtx"),
+    ("An NVIDIA GPU,", "with ONNX Runtime on it?", "ort-cuda"),
+    ("A runtime that has ONNX's own", "LinearAttention, of opset 27?", "onnx27"),
+    ("OpenVINO, a browser, a phone,", "an ONNX Runtime before 1.31?", "onnx"),
+    ("ONNX Runtime on a CPU", "ort", "(the default)"),
+)
+"""Questions from the top: lines of the question, then its targets, which are in ``TARGETS``."""
+
+TARGETS = {"tensorrt", "tensorrt-rtx", "ort-cuda", "onnx27", "onnx", "ort", "(the default)"}
+
+
+@dataclass(frozen=True)
+class Pen:
+    """Elements of one picture in the colours of a page."""
+
+    colours: dict[str, str]
+
+    def text(self, x: float, y: float, words: str, *, bold: bool = False, own: bool = False) -> str:
+        """Return words whose middle is at ``x``."""
+        weight = ' font-weight="600"' if bold else ""
+        colour = self.colours["own" if own else "text"]
+        return f'<text x="{x}" y="{y}" text-anchor="middle" fill="{colour}"{weight}>{words}</text>'
+
+    def box(self, x: float, y: float, width: float, height: float, *, own: bool = False) -> str:
+        """Return a frame."""
+        colour = self.colours["own" if own else "other"]
+        return (
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="none" '
+            f'stroke="{colour}" stroke-width="{2 if own else 1.5}"/>'
+        )
+
+    def arrow(self, points: str, label: str = "", at: tuple[float, float] = (0, 0)) -> str:
+        """Return a line with a head, and a word beside it."""
+        faint = self.colours["faint"]
+        word = f'<text x="{at[0]}" y="{at[1]}" font-size="13" fill="{faint}">{label}</text>'
+        line = (
+            f'<polyline points="{points}" fill="none" stroke="{faint}" stroke-width="1.5" '
+            'marker-end="url(#head)"/>'
+        )
+        return line + (word if label else "")
+
+    def page(self, title: str, height: float, elements: list[str]) -> str:
+        """Return the whole picture."""
+        faint = self.colours["faint"]
+        head = (
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{faint}"/>'
+            "</marker></defs>"
+        )
+        start = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="system-ui, sans-serif" '
+            f'font-size="15">\n<title>{title}</title>'
+        )
+        return "\n".join([start, head, *elements, "</svg>"]) + "\n"
+
+
+def diagrams() -> dict[Path, str]:
+    """Return every file by path."""
+    folder = ROOT / "docs" / "images"
+    drawn = {"conversion": _conversion, "targets": _targets}
+    return {
+        folder / f"{name}-{mode}.svg": draw(Pen(colours))
+        for name, draw in drawn.items()
+        for mode, colours in COLOURS.items()
+    }
+
+
+def _conversion(pen: Pen) -> str:
+    elements, y = [], 4.0
+    for place, (title, *lines) in enumerate(STAGES):
+        height = 2 * PADDING + LINE * (1 + len(lines))
+        if place:
+            elements.append(pen.arrow(f"210,{y - GAP + 3} 210,{y - 2}"))
+        own = place in (0, len(STAGES) - 1)
+        elements.append(pen.box(40, y, WIDTH - 80, height, own=own))
+        elements.append(pen.text(210, y + PADDING + 14, title, bold=True, own=own))
+        for row, line in enumerate(lines, start=1):
+            elements.append(pen.text(210, y + PADDING + 14 + LINE * row, line))
+        y += height + GAP
+    return pen.page("A conversion: from a model to an artifact", y - GAP + 4, elements)
+
+
+def _targets(pen: Pen) -> str:
+    elements, y = [pen.text(QUESTION / 2, 18, "What will run it?", bold=True)], 36.0
+    for place, row in enumerate(QUESTIONS):
+        question = [line for line in row if line not in TARGETS]
+        answers = [line for line in row if line in TARGETS]
+        height = 2 * PADDING + LINE * 2
+        middle = y + height / 2
+        elements.append(pen.box(2, y, QUESTION, height))
+        elements += _centred(pen, QUESTION / 2 + 2, middle, question)
+        last = place == len(QUESTIONS) - 1
+        across = f"{QUESTION + 4},{middle} {WIDTH - ANSWER - 4},{middle}"
+        elements.append(pen.arrow(across, "" if last else "yes", (QUESTION + 10, middle - 6)))
+        elements.append(pen.box(WIDTH - ANSWER - 2, y, ANSWER, height, own=True))
+        elements += _centred(pen, WIDTH - ANSWER / 2 - 2, middle, answers, own=True)
+        if not last:
+            down = f"{QUESTION / 2},{y + height + 2} {QUESTION / 2},{y + height + GAP - 2}"
+            elements.append(pen.arrow(down, "no", (QUESTION / 2 + 8, y + height + 18)))
+        y += height + GAP
+    return pen.page("Questions that lead to a target", y - GAP + 4, elements)
+
+
+def _centred(
+    pen: Pen, x: float, middle: float, lines: list[str], *, own: bool = False
+) -> list[str]:
+    top = middle + 5 - LINE * (len(lines) - 1) / 2
+    return [pen.text(x, top + LINE * n, line, bold=own, own=own) for n, line in enumerate(lines)]
