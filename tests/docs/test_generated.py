@@ -41,4 +41,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) < 140
+
+
+def test_a_version_of_the_changelog_fits_on_a_few_screens() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert [v.splitlines()[0] for v in versions][0] == "Unreleased"
+    longest = max(versions, key=lambda text: len(text.splitlines()))
+    assert len(longest.splitlines()) <= 80, longest.splitlines()[0]
