@@ -73,7 +73,7 @@ class TextModel(Model):
         if self.predictor is None or self.manifest.hidden is None:
             raise UsageError(
                 f"{self.path} has no head for multi-token prediction. Convert a checkpoint that "
-                "has its weights (mtp.*) and whose family docs/hugging-face.md names, or take "
+                "has its weights (mtp.*) and whose family docs/generate.md names, or take "
                 "another draft."
             )
         return PredictorDraft(self.predictor, self.manifest.hidden, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def _section(command: Any, name: str) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     usage = " ".join([name, "[OPTIONS]", *(a.name.upper() for a in arguments)])
-    text = f"## `{name}`\n\n{_plain(command.help)}\n\n```text\n{usage}\n```"
+    text = f"## `{name}`\n\n{_paragraphs(command.help)}\n\n```text\n{usage}\n```"
     if arguments:
         rows = [[f"`{a.name.upper()}`", _plain(a.help)] for a in arguments]
         text += "\n\n" + table(["argument", ""], rows)
@@ -37,6 +38,10 @@ def _section(command: Any, name: str) -> str:
         rows = [[_names(o), _plain(o.help), _default(o)] for o in options]
         text += "\n\n" + table(["option", "", "default"], rows)
     return text
+
+
+def _paragraphs(text: str | None) -> str:
+    return "\n\n".join(_plain(part) for part in re.split(r"\n\s*\n", text or ""))
 
 
 def _plain(text: str | None) -> str:

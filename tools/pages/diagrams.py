@@ -20,15 +20,15 @@ STAGES = (
     ("Artifact", "model.onnx, manifest.json, report.html"),
 )
 QUESTIONS = (
+    ("ONNX Runtime 1.31 or newer,", "on a CPU?", "ort", "(default)"),
+    ("ONNX Runtime,", "on an NVIDIA GPU?", "ort-cuda"),
     ("A TensorRT engine?", "tensorrt", "tensorrt-rtx"),
-    ("An NVIDIA GPU,", "with ONNX Runtime on it?", "ort-cuda"),
     ("A runtime that has ONNX's own", "LinearAttention, of opset 27?", "onnx27"),
-    ("OpenVINO, a browser, a phone,", "an ONNX Runtime before 1.31?", "onnx"),
-    ("ONNX Runtime on a CPU", "ort", "(the default)"),
+    ("Anything else: OpenVINO,", "a browser, a phone", "onnx"),
 )
 """Questions from the top: lines of the question, then its targets, which are in ``TARGETS``."""
 
-TARGETS = {"tensorrt", "tensorrt-rtx", "ort-cuda", "onnx27", "onnx", "ort", "(the default)"}
+TARGETS = {"tensorrt", "tensorrt-rtx", "ort-cuda", "onnx27", "onnx", "ort", "(default)"}
 
 
 @dataclass(frozen=True)
