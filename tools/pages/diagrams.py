@@ -28,6 +28,18 @@ QUESTIONS = (
 )
 """Questions from the top: lines of the question, then its targets, which are in ``TARGETS``."""
 
+BEFORE = (
+    ("MatMul, Add, Split",),
+    ("Elu, Add", "for q and for k"),
+    ("outer product k vᵀ", "of every token"),
+    ("CumSum", "over all tokens"),
+    ("product with q",),
+    ("CumSum, product, sum", "the denominator"),
+    ("Add, Div",),
+)
+AFTER = (("MatMul, Add, Split",), ("LinearAttention", "with map elu1"))
+"""Nodes of the example of ``background/matching.md``, as exported and as converted."""
+
 TARGETS = {"tensorrt", "tensorrt-rtx", "ort-cuda", "onnx27", "onnx", "ort", "(default)"}
 
 
@@ -80,7 +92,12 @@ class Pen:
 def diagrams() -> dict[Path, str]:
     """Return every file by path."""
     folder = ROOT / "docs" / "images"
-    drawn = {"conversion": _conversion, "targets": _targets}
+    drawn = {
+        "conversion": _conversion,
+        "targets": _targets,
+        "fused": _fused,
+        "stream": _stream,
+    }
     return {
         folder / f"{name}-{mode}.svg": draw(Pen(colours))
         for name, draw in drawn.items()
@@ -122,6 +139,64 @@ def _targets(pen: Pen) -> str:
             elements.append(pen.arrow(down, "no", (QUESTION / 2 + 8, y + height + 18)))
         y += height + GAP
     return pen.page("Questions that lead to a target", y - GAP + 4, elements)
+
+
+def _fused(pen: Pen) -> str:
+    left, right, width = 4, 226, 190
+    elements = [
+        pen.text(left + width / 2, 18, "as exported", bold=True),
+        pen.text(right + width / 2, 18, "as converted", bold=True, own=True),
+    ]
+    y = _column(pen, elements, BEFORE, left, width)
+    _column(pen, elements, AFTER, right, width, own=True)
+    middle = 36.0 + (2 * PADDING + LINE * 2) * 1.5 + GAP
+    under = middle + PADDING + LINE
+    for place, name in enumerate(("past", "present")):
+        x = right + 48 + 94 * place
+        ends = (under + 46, under + 4) if name.startswith("past") else (under + 4, under + 46)
+        elements.append(pen.arrow(f"{x},{ends[0]} {x},{ends[1]}"))
+        elements.append(pen.text(x, under + 64, name))
+    return pen.page("One layer of linear attention, before and after", y - GAP + 4, elements)
+
+
+def _column(
+    pen: Pen,
+    elements: list[str],
+    boxes: tuple[tuple[str, ...], ...],
+    left: float,
+    width: float,
+    *,
+    own: bool = False,
+) -> float:
+    """Add boxes under each other; return where the next would begin."""
+    y, height = 36.0, 2 * PADDING + LINE * 2
+    for place, lines in enumerate(boxes):
+        last = own and place == len(boxes) - 1
+        if place:
+            x = left + width / 2
+            elements.append(pen.arrow(f"{x},{y - GAP + 2} {x},{y - 2}"))
+        elements.append(pen.box(left, y, width, height, own=last))
+        elements += _centred(pen, left + width / 2, y + height / 2, list(lines), own=last)
+        y += height + GAP
+    return y
+
+
+def _stream(pen: Pen) -> str:
+    elements, width, height, y = [], 110, 58, 74
+    steps = (("prompt", "logits"), ("a token", "logits"), ("a token", "logits"))
+    for place, (given, got) in enumerate(steps):
+        left = 4 + place * 151
+        x = left + width / 2
+        elements.append(pen.text(x, 22, given))
+        elements.append(pen.arrow(f"{x},30 {x},{y - 2}"))
+        elements.append(pen.box(left, y, width, height, own=True))
+        elements += _centred(pen, x, y + height / 2, ["model.onnx"], own=True)
+        elements.append(pen.arrow(f"{x},{y + height + 2} {x},{y + height + 44}"))
+        elements.append(pen.text(x, y + height + 64, got))
+        if place:
+            elements.append(pen.arrow(f"{left - 39},{y + height / 2} {left - 2},{y + height / 2}"))
+            elements.append(pen.text(left - 20.5, y - 8, "state"))
+    return pen.page("A stream: the state goes from call to call", y + height + 76, elements)
 
 
 def _centred(
