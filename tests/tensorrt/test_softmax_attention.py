@@ -179,7 +179,7 @@ def test_the_builder_needs_less_scratch_memory(rtx: Any, precision: str, sm: int
 def test_the_builder_still_refuses_the_node(
     rtx: Any, precision: str, tokens: int, keys: int
 ) -> None:
-    """TensorRT-RTX 1.7.1. Where it builds: match float32 too, and correct docs/tensorrt.md."""
+    """TensorRT-RTX 1.7.1. Where it builds: match float32 too, and correct docs/evidence/gpus.md."""
     fused = with_attention(half(model(8, 2), "fp16"))
     assert fused is not None
     if precision == "fp32":
