@@ -1,4 +1,4 @@
-"""Portable artifacts in the runtimes that people have: the table of docs/evidence/runtimes.md is true."""
+"""Portable artifacts in the runtimes that people have: docs/evidence/runtimes.md is true."""
 
 from __future__ import annotations
 
