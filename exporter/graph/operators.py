@@ -12,3 +12,10 @@ AXES_ONLY = frozenset(("Identity", "Squeeze", "Transpose", "Unsqueeze"))
 
 SIZES_ONLY = {"Shape", "Size"}
 """Operators that read the sizes of their input and none of its values."""
+
+RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
+RANDOM |= {"RandomUniformLike"}
+"""Operators that draw numbers at every call."""
+
+NOT_A_FUNCTION = RANDOM | {"Dropout"}
+"""Operators that may not give the same output for the same input."""

@@ -20,13 +20,11 @@ import onnx_graphsurgeon as gs
 from linexport.graph.copies import copy_nodes, disconnect, folded
 from linexport.graph.edit import index_of
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.passes.token_loops import MOST_STEPS
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.find import attention_in
 
 log = logging.getLogger(__name__)
-
-MOST_STEPS = 128
-"""Steps that are written in a row at most: as many as large models have layers."""
 
 LOOPS = ("Loop", "Scan")
 

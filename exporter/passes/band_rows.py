@@ -26,10 +26,10 @@ from linexport.passes.past_rows import PastRows, RowsLayout
 from linexport.recognise.band_nodes import BandWriter
 from linexport.recognise.bands import Band, BandReader
 from linexport.recognise.candidate import inputs_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.in_pieces import nearly_equal
 from linexport.recognise.masked_softmax import SoftmaxReader
 from linexport.recognise.rewriter import withdraw
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.running import NotRunnableError, session
 from linexport.recognise.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
 from linexport.recognise.values import stated_sizes

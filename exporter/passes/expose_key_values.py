@@ -22,8 +22,8 @@ from linexport.graph.dims import PAST
 from linexport.graph.edit import END, producer
 from linexport.graph.states import PAST_MASK, ROWS, is_rows
 from linexport.passes.contract import Pass, PassResult
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
-from linexport.recognise.roles import NotAttentionError
 
 log = logging.getLogger(__name__)
 

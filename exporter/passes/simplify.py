@@ -33,13 +33,10 @@ from linexport.graph.edit import (
     replace_all_uses_with,
 )
 from linexport.graph.folding import fold, is_readable, nbytes
-from linexport.loaders.onnx_file.random_ops import RANDOM_OPS
+from linexport.graph.operators import NOT_A_FUNCTION
 from linexport.passes.contract import Pass, PassResult
 
 log = logging.getLogger(__name__)
-
-NOT_A_FUNCTION = RANDOM_OPS | {"Dropout"}
-"""Operators that do not give the same output for the same input."""
 
 SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase"}
 """Operators whose output is not a tensor."""

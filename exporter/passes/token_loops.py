@@ -12,15 +12,16 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import is_of_weights, original_of
-from linexport.graph.operators import SIZES_ONLY
-from linexport.passes.apply_loop_bodies import MOST_STEPS
+from linexport.graph.operators import NOT_A_FUNCTION, SIZES_ONLY
 from linexport.passes.contract import NoMatchError
 from linexport.passes.row_writes import RowWrite, written_row
-from linexport.passes.simplify import NOT_A_FUNCTION
 from linexport.passes.step_numbers import StepNumbers
 from linexport.recognise.region import reads
 from linexport.recognise.sizes import parse
 from linexport.recognise.values import Values
+
+MOST_STEPS = 128
+"""Steps that are written in a row at most: as many as large models have layers."""
 
 
 class Read(NamedTuple):

@@ -16,8 +16,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import producer
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.decay import common_exponent
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.recurrence import read_recurrence
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 
 Axes = frozenset[Axis]

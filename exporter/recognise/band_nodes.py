@@ -15,8 +15,8 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import END
 from linexport.recognise.bands import PRODUCTS, Band
 from linexport.recognise.distances import ByDistance
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.nodes import Nodes
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.sizes import Size
 from linexport.recognise.token_sizes import TokenSizes
 from linexport.recognise.values import stated_sizes

@@ -19,9 +19,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.distances import ByDistance, read_distances
 from linexport.recognise.entries import EXCLUDED, UNKNOWN, Entries, made_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.multiples import Multiple, multiple_of
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.rules.elementwise import BINARY, OTHER, UNARY
 from linexport.recognise.token_sizes import TokenSizes, of_positions
 from linexport.recognise.values import stated_sizes

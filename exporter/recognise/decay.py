@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from linexport.recognise.axes import Axis, Index
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.joining import match
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term
 
 

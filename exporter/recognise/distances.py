@@ -18,8 +18,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.rules.elementwise import VERY_NEGATIVE
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import Factor, Form, Iota, PositionOrder, Term

@@ -17,12 +17,12 @@ from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Index, size_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.gates import Gates
 from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import written_size
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.signed import Signs
 from linexport.recognise.sums import Sums, is_sum
 from linexport.recognise.terms import IDENTITY, Leaf, PositionOrder

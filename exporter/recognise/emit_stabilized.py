@@ -17,9 +17,10 @@ import onnx_graphsurgeon as gs
 from linexport.graph.operators import AXES_ONLY
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.emit import MatchWriter
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.nodes import written_size
 from linexport.recognise.region import Root
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Form, Leaf
 
 LAYOUT = AXES_ONLY | {"Reshape"}

@@ -17,6 +17,7 @@ from linexport.recognise import feature_maps, polynomial, rules, softmax
 from linexport.recognise.beside import without_beside
 from linexport.recognise.branches import why_kept
 from linexport.recognise.emit import MatchWriter, ScaleWriter
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
 from linexport.recognise.maximum import weights_below
@@ -25,7 +26,7 @@ from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Form, Leaf
 from linexport.recognise.token_sizes import of_positions
 

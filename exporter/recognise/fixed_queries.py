@@ -20,8 +20,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.decay import common_exponent, common_multiple
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.joining import match
-from linexport.recognise.roles import NotAttentionError, Roles, Turn
+from linexport.recognise.roles import Roles, Turn
 from linexport.recognise.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 
 IsWeight = Callable[[gs.Tensor], bool]

@@ -22,11 +22,11 @@ from linexport.plugins.ops import linear_attention, stabilized_exp
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay
 from linexport.recognise.axes import Index, size_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.factors import Factors
 from linexport.recognise.head_layout import axis_size
 from linexport.recognise.maximum import exponent_of
 from linexport.recognise.nodes import written_size
-from linexport.recognise.roles import NotAttentionError
 
 FLOAT = np.dtype(np.float32)
 

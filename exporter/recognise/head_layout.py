@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.recognise.axes import Axis, Index, size_of
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.errors import NotAttentionError
+from linexport.recognise.roles import Roles
 
 
 @dataclass(frozen=True)

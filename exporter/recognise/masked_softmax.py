@@ -16,9 +16,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import is_output, producer
 from linexport.recognise.distances import ByDistance, added, condition, window
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.nodes import written_size
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.rules.elementwise import VERY_NEGATIVE
 from linexport.recognise.sizes import ONE, Size, parse
 

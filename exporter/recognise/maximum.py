@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.joining import match
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
 
 

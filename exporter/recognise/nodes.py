@@ -12,7 +12,7 @@ from onnx import helper
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 from linexport.recognise.axes import Axis, Index, fresh, size_of
-from linexport.recognise.roles import NotAttentionError
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.sizes import ONE, Size
 from linexport.recognise.terms import Leaf
 

@@ -21,11 +21,12 @@ import onnx_graphsurgeon as gs
 from linexport.models import feature_maps
 from linexport.models.feature_maps import polynomial
 from linexport.recognise.axes import Axis, size_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
 from linexport.recognise.read_roles import read_roles
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.signs import sign_of
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
 

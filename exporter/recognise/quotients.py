@@ -17,9 +17,10 @@ from itertools import combinations
 
 from linexport.recognise.axes import Axis
 from linexport.recognise.decay import plain_exps
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.joining import equal_up_to_names, match
 from linexport.recognise.maximum import exponent_of, without_maximum
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Count, Factor, Leaf, Nested, PositionOrder, Term
 
 

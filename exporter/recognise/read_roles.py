@@ -13,11 +13,12 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps, without_step
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.fixed_queries import read_fixed_queries, read_turning_queries
 from linexport.recognise.initial import with_initial, without_initial
 from linexport.recognise.maximum import without_maximum
 from linexport.recognise.quotients import normalised, of_keys_alone, read_denominator
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import TURNS, Count, Form, Leaf, Nested, Term
 
 WIDEST = 512

@@ -10,12 +10,12 @@ from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise import whole_chunks
 from linexport.recognise.candidate import match_record, rewrite_candidate
 from linexport.recognise.emit import MatchWriter
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.factors import Factors
 from linexport.recognise.findings import RejectedMatch
 from linexport.recognise.prove import ProofFailedError, prove
 from linexport.recognise.region import Root, dead_nodes, reads
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.terms import Leaf
 
 

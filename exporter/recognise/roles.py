@@ -126,7 +126,3 @@ class Roles:
             *self.batch,
         }
         return set().union(*(f.axes for f in leaves)) - other
-
-
-class NotAttentionError(Exception):
-    """A condition failed on what looked like attention; the text says which."""

@@ -18,13 +18,14 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.decay import common_exponent
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.factors import Factors
 from linexport.recognise.nodes import element_type
 from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.sizes import parse
 from linexport.recognise.stateful_region import depends
 from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term

@@ -18,9 +18,10 @@ import onnx_graphsurgeon as gs
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.recognise.axes import Index
 from linexport.recognise.decay import read_decay
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.gates import Gates
 from linexport.recognise.head_layout import axis_size
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.signs import sign_of
 from linexport.recognise.terms import Leaf
 from linexport.recognise.tokens import scaled_tokens

@@ -21,6 +21,7 @@ from linexport.manifest.matches import ProofRecord
 from linexport.recognise.candidate import rewrite_candidate
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.emit_stabilized import StabilizedWriter
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.factors import Factors
 from linexport.recognise.findings import Findings
@@ -31,7 +32,7 @@ from linexport.recognise.prove import ProofFailedError, prove
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.step_values import StepNames
 from linexport.recognise.terms import IDENTITY, Form, Leaf, Nested, StepValue, Term
 

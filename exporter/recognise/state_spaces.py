@@ -18,10 +18,11 @@ from linexport.plugins.ops import diagonal_state_space
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import read_decay
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.gates import FLOAT
 from linexport.recognise.head_layout import axis_size
 from linexport.recognise.nodes import written_size
-from linexport.recognise.roles import NotAttentionError, Turn
+from linexport.recognise.roles import Turn
 from linexport.recognise.signed import SignedGates
 from linexport.recognise.terms import Iota, Leaf, Term
 

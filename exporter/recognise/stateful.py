@@ -16,12 +16,12 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.beside import without_beside
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.emit_transition import TransitionWriter
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter
-from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.roles_by_values import find_roles
 from linexport.recognise.stateful_region import LOOPS, Region, Regions
 from linexport.recognise.terms import Leaf

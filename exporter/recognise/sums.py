@@ -15,10 +15,11 @@ import onnx_graphsurgeon as gs
 from linexport.plugins.ops import cumulative_sum
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.axes import Index, size_of
+from linexport.recognise.errors import NotAttentionError
 from linexport.recognise.head_layout import axis_size
 from linexport.recognise.nodes import written_size
 from linexport.recognise.outputs import Outputs
-from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Leaf
 from linexport.recognise.tokens import delayed_tokens
 

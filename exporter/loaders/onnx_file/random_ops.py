@@ -8,19 +8,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.operators import RANDOM
 from linexport.graph.walk import all_graphs, all_nodes
-
-RANDOM_OPS = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
-"""Operators that do not give the same output for the same input."""
 
 _TRAINING_MODE = 2
 """Place of the input that makes Dropout random."""
@@ -46,7 +35,7 @@ def _random_nodes(model: onnx.ModelProto) -> Iterator[str]:
         if node.domain not in ("", "ai.onnx"):
             continue
         training = [name for name in node.input[_TRAINING_MODE:] if name and name not in off]
-        if node.op_type in RANDOM_OPS or (node.op_type == "Dropout" and training):
+        if node.op_type in RANDOM or (node.op_type == "Dropout" and training):
             yield f"{node.op_type} {node.name}".strip()
 
 
