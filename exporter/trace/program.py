@@ -339,7 +339,7 @@ def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSumm
     for frame in reversed(frames):
         inside = frame.filename.startswith(library) and "site-packages" not in frame.filename
         in_torch = frame.filename.startswith(library[0])
-        own = Path(frame.filename).parent == Path(__file__).parent
+        own = Path(frame.filename).is_relative_to(Path(__file__).parent)
         if not (inside or in_torch or own or frame.filename == "<string>"):
             return frame
     return None
