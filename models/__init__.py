@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("AttentionConfig", "AttentionState", "LinearAttention"), "attention"),
-    **dict.fromkeys(("build", "load", "save"), "checkpoint"),
-    "DigitClassifier": "classifier",
-    "DigitMemory": "digit_memory",
-    "DigitNetwork": "digit_network",
-    "LanguageModel": "language_model",
-    "LinearAttentionLayer": "linear_attention_layer",
-    **dict.fromkeys(("ReferenceModel", "names"), "registry"),
-    "ShortConv": "short_conv",
+    **dict.fromkeys(("AttentionConfig", "AttentionState", "LinearAttention"), ".attention"),
+    **dict.fromkeys(("build", "load", "save"), ".checkpoint"),
+    "DigitClassifier": ".classifier",
+    "DigitMemory": ".digit_memory",
+    "DigitNetwork": ".digit_network",
+    "LanguageModel": ".language_model",
+    "LinearAttentionLayer": ".linear_attention_layer",
+    **dict.fromkeys(("ReferenceModel", "names"), ".registry"),
+    "ShortConv": ".short_conv",
 }
 
 __getattr__ = on_first_use(__name__, _HOMES)

@@ -156,7 +156,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     is said of the failure leaves the plain export out, which takes longer than all else.
     """
     from linexport import targets
-    from linexport.parity.plain import PlainExport
+    from linexport.parity.reference.plain_export import PlainExport
 
     for module in ("diverge", "layers"):
         monkeypatch.setattr(f"linexport.parity.{module}.run_plain_export", lambda *_: PlainExport())

@@ -18,8 +18,8 @@ from torch.export import Dim
 import linexport
 from linexport import passes
 from linexport.graph.walk import all_graphs, subgraphs
-from linexport.loaders.factory import load_module
-from linexport.loaders.onnx_file import load_onnx_file
+from linexport.sources.factory import load_module
+from linexport.sources.onnx_file import load_onnx_file
 from linexport.trace import plain_export, trace
 from tests.support.independent import check_independently
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import linexport
 from linexport.artifact import Artifact
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.loaders import load_model
 from linexport.manifest import dumps, read, to_json
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

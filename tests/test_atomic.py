@@ -60,7 +60,7 @@ def no_work(converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
     def load(*args: object, **kwargs: object) -> None:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr("linexport.conversion.stages.load_model", load)
+    monkeypatch.setattr("linexport.conversion.context.load_model", load)
 
 
 @pytest.mark.usefixtures("no_work")

@@ -13,9 +13,9 @@ import torch
 
 import linexport
 from linexport.graph.dims import batch_dims
-from linexport.loaders import load_model
-from linexport.loaders.factory import load_module
 from linexport.parity.cases import Case, draw_inputs
+from linexport.sources import load_model
+from linexport.sources.factory import load_module
 from tests.support.factories import small_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")

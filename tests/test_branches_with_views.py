@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import BuildError
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

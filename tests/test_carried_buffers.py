@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import linexport
+from linexport.conversion.context import Checks
 from linexport.conversion.pipeline import convert_checked
-from linexport.conversion.stages import Checks
 from linexport.debugging import debug
 from linexport.errors import NonFiniteError, UnsupportedModelError, UsageError
-from linexport.loaders.factory import load_module
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.parity.cases import ChosenSizes
+from linexport.sources.factory import load_module
 from linexport.targets.base import OrtSession
 from linexport.trace import trace
 from tests.support.independent import Independent

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import linexport
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")

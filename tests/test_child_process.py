@@ -16,7 +16,7 @@ def test_a_module_in_the_current_directory_is_not_imported(tmp_path: Path) -> No
     (tmp_path / "json.py").write_text(
         "import pathlib\npathlib.Path('ran').touch()\nraise SystemExit"
     )
-    command = python_module("linexport.artifact.template_process")
+    command = python_module("linexport.artifact.text.template_process")
     lines = '{"template": "{{ messages }}", "words": {}}\n["hello"]\n'
     done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ('{"prompt": "[\'hello\']"}\n', 0)

@@ -368,7 +368,7 @@ def test_a_fault_of_linexport_exits_1_without_a_traceback(
         raise ZeroDivisionError("of all things\nand more")
 
     monkeypatch.delenv("LINEXPORT_TRACEBACK", raising=False)
-    monkeypatch.setattr("linexport.conversion.stages.load_model", fail)
+    monkeypatch.setattr("linexport.conversion.context.load_model", fail)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     message = refused(result, 1)
     assert "ZeroDivisionError: of all things" in message and "LINEXPORT_TRACEBACK=1" in message
@@ -386,7 +386,7 @@ def test_an_interruption_exits_130(
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linexport.conversion.stages.load_model", interrupt)
+    monkeypatch.setattr("linexport.conversion.context.load_model", interrupt)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     assert "Interrupted" in refused(result, 130)
     assert list(tmp_path.iterdir()) == []

@@ -22,9 +22,9 @@ from torch.export import Dim
 import linexport
 from linexport import passes
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.factory import load_module
-from linexport.parity.reference import Reference
+from linexport.parity.reference.module import Reference
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources.factory import load_module
 from linexport.trace import Traced, trace
 from tests.support.independent import check_independently
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import linexport
 from linexport import passes
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.trace import trace
 

@@ -18,8 +18,8 @@ from torch.export import Dim
 
 import linexport
 from linexport import passes
-from linexport.loaders.factory import load_module
-from linexport.loaders.loaded_model import LoadedModel
+from linexport.sources.factory import load_module
+from linexport.sources.loaded_model import LoadedModel
 from linexport.trace import trace
 from tests.support.independent import check_independently
 

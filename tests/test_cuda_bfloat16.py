@@ -22,8 +22,8 @@ from linexport.plugins.ops.body import MICROSOFT
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets import Options
-from linexport.targets.cuda_bfloat16 import OPERATORS
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
+from linexport.targets.lowering.cuda_bfloat16 import OPERATORS
 from tests.support import op_cases
 from tests.support.layouts import Layout, layouts, mapped_model, one_op_model
 

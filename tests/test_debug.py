@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import linexport
-from linexport.loaders.factory import load_module
 from linexport.parity.bisection import Ancestry, first_different
+from linexport.sources.factory import load_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from linexport import models, parity
 from linexport.graph.dims import DimRange
-from linexport.loaders import LoadedModel, Source
 from linexport.manifest import Manifest
 from linexport.models.functional import linear_attention
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
-from linexport.parity.original import VANISHED
+from linexport.parity.reference.outputs import VANISHED
 from linexport.parity.tolerances import MOST, ROUNDING, TOLERANCES
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
 from linexport.report.verdict import parity_check, verdict
+from linexport.sources import LoadedModel, Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

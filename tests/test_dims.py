@@ -18,7 +18,7 @@ from torch.export import Dim
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.graph.dims import DimRange, merge, parse, sequence
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import check_independently
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from linexport.errors import UsageError
-from linexport.targets import dlpack
-from linexport.targets.device_array import DeviceArray, is_on_device
+from linexport.targets.runtime import dlpack
+from linexport.targets.runtime.device_array import DeviceArray, is_on_device
 
 
 class OnGpu:

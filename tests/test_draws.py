@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linexport.artifact import draws
-from linexport.artifact.sampling import EXACT, Sampling
+from linexport.artifact.text import draws
+from linexport.artifact.text.sampling import EXACT, Sampling
 
 ROUNDING = 1e-5
 """Of a sum of float32 weights, in a probability."""

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import linexport
 from linexport import passes
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import check_independently
 

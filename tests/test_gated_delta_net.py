@@ -14,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
-from linexport.targets import definitions, gated_delta_net
+from linexport.targets.lowering import gated_delta_net, op_functions
 from tests.support.gated_delta_net import calls, has_kernel, opened, opens, recurrence
 
 
@@ -56,7 +56,7 @@ def test_on_the_cpu_it_gives_what_the_recurrence_does(
     model, fed = written(rule, scale, past, per_head, split)
     expected, last = recurrence(split, rule, scale)
     by_kernel = [model] if has_kernel(gated_delta_net.OP) else []
-    for runs in (definitions.defined(model), *by_kernel):
+    for runs in (op_functions.defined(model), *by_kernel):
         output, state = opened(runs).run(None, fed)
         for got, right in ((output, expected.reshape(output.shape)), (state, last)):
             assert got.shape == right.shape
@@ -86,4 +86,4 @@ def test_what_is_written_fits_the_schema(
 def test_a_model_without_it_is_left_as_it_is() -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     model = helper.make_model(helper.make_graph([node], "g", [], []))
-    assert definitions.defined(model) is model
+    assert op_functions.defined(model) is model

@@ -26,15 +26,15 @@ from onnx import helper, numpy_helper
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.continuation import END, Generation, TextRow, continuations
-from linexport.artifact.encoder import Encoder
-from linexport.artifact.language_interface import LanguageInterface, language_interface
-from linexport.artifact.sampling import Sampling, log_probabilities
-from linexport.artifact.tokenizer import end_tokens, find_tokenizer
+from linexport.artifact.text.continuation import END, Generation, TextRow, continuations
+from linexport.artifact.text.encoder import Encoder
+from linexport.artifact.text.language_interface import LanguageInterface, language_interface
+from linexport.artifact.text.sampling import Sampling, log_probabilities
+from linexport.artifact.text.tokenizer import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
-from linexport.loaders import load_model
 from linexport.manifest import Manifest, describe_files, digest
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
+from linexport.sources import load_model
 from linexport.system.terminal import visible_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,9 +23,15 @@ ORDER = [
     {"models"},
     {"graph"},
     {"patches"},
-    {"loaders"},
+    {"sources"},
+    {"trace.loops"},
     {"trace"},
-    {"recognise"},
+    {"match"},
+    {"match.forms", "match.proof"},
+    {"match.roles"},
+    {"match.emit"},
+    {"match.search"},
+    {"loops"},
     {"token_flow"},
     {"passes"},
     {"targets"},
@@ -33,7 +39,7 @@ ORDER = [
     {"parity"},
     {"timing"},
     {"report"},
-    {"quantise"},
+    {"quantization"},
     {"conversion"},
     {"ci", "debugging", "inspection", "maps", "linearization", "package", "serving"},
     {"cli", "testing"},
@@ -78,8 +84,10 @@ def imports(name: str, text: str) -> set[str]:
 
 
 def part(name: str) -> str:
-    """The stage a module belongs to."""
-    return name.split(".")[1] if "." in name else name
+    """The room a module belongs to: that within another where it has a place of its own."""
+    steps = name.split(".")[1:] or [name]
+    inner = ".".join(steps[:2])
+    return inner if inner in RANK else steps[0]
 
 
 def backward(name: str, text: str) -> list[str]:

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
+from linexport.conversion.context import Checks
 from linexport.conversion.pipeline import convert_checked
-from linexport.conversion.stages import Checks
-from linexport.loaders.bounds import bounds_of
-from linexport.loaders.factory import load_module
 from linexport.manifest import ConvertOptions
 from linexport.parity.cases import Case, ChosenSizes, draw_inputs, unbounded
 from linexport.parity.input_kinds import draw_like
+from linexport.sources.bounds import bounds_of
+from linexport.sources.factory import load_module
 from linexport.targets.base import OrtSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -216,7 +216,7 @@ def test_a_file_in_onnx_has_no_example_of_a_user(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
 
-    from linexport.loaders import load_model
+    from linexport.sources import load_model
 
     x, y = (
         helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", "seq", 4]) for n in ("x", "y")

@@ -185,7 +185,7 @@ def test_a_model_streams_by_the_state_of_any_op(tmp_path: Path) -> None:
 
 
 def test_a_part_of_nothing_is_empty(source: Path) -> None:
-    from linexport.loaders import load_model
+    from linexport.sources import load_model
     from linexport.trace import trace
 
     model = trace(load_model(source)).model

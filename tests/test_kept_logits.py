@@ -16,8 +16,8 @@ import linexport
 from linexport.artifact import Artifact
 from linexport.errors import UsageError
 from linexport.targets.base import OrtSession
-from linexport.targets.kept_logits import with_kept_logits
-from linexport.targets.ort_options import LOGITS_TO_KEEP
+from linexport.targets.lowering.kept_logits import with_kept_logits
+from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
 WIDTH, VOCABULARY = 4, 7
 

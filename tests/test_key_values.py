@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import linexport
-from linexport.loaders.factory import load_module
 from linexport.manifest import Manifest
+from linexport.sources.factory import load_module
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")

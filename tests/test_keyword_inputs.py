@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import linexport
-from linexport.loaders import load_model
-from linexport.loaders.factory import load_module
+from linexport.sources import load_model
+from linexport.sources.factory import load_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

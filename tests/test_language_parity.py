@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.loaders.loaded_model import LanguageFacts
-from linexport.parity import random_rounding
 from linexport.parity.cases import USUAL
+from linexport.parity.noise import random_rounding
 from linexport.parity.tolerances import TOLERANCES, Tolerance
+from linexport.sources.loaded_model import LanguageFacts
 
 VOCABULARY, CONTEXT = 16, 100
 

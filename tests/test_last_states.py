@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import linexport
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from tests.support.loops import operators, rewritten
 from tests.test_loops import DYNAMIC, Gates, Recurrence
 

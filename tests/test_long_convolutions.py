@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import linexport
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.convolutions import (
     convolution,

@@ -18,10 +18,11 @@ import linexport
 from linexport import passes
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange
-from linexport.loaders.factory import load_module
 from linexport.patches import scans
 from linexport.patches.packages import Function
-from linexport.trace import length_warnings, loops, rolling, trace
+from linexport.sources.factory import load_module
+from linexport.trace import length_warnings, trace
+from linexport.trace.loops import capture, reroll
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -194,7 +195,7 @@ def test_marks_that_do_not_repeat_are_named() -> None:
         for i, op in enumerate(["Relu", "Relu", "Tanh", "Relu", "Relu", "Relu", "Relu"])
     ]
     given = ["n", *(f"y{i}" for i in range(7))]
-    nodes.append(helper.make_node(loops.MARK, given, ["z"], domain=loops.DOMAIN))
+    nodes.append(helper.make_node(capture.MARK, given, ["z"], domain=capture.DOMAIN))
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -202,9 +203,9 @@ def test_marks_that_do_not_repeat_are_named() -> None:
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["seq", "batch", 4])],
         [numpy_helper.from_array(torch.tensor(7).numpy(), "n")],
     )
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid(loops.DOMAIN, 1)]
-    with pytest.raises(rolling.NotALoopError, match="differ"):
-        rolling.roll(helper.make_model(graph, opset_imports=imports))
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid(capture.DOMAIN, 1)]
+    with pytest.raises(reroll.NotALoopError, match="differ"):
+        reroll.roll(helper.make_model(graph, opset_imports=imports))
 
 
 def test_scans_of_packages_are_swapped_while_a_model_is_traced(

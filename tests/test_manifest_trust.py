@@ -17,8 +17,8 @@ import pytest
 import linexport
 from linexport.errors import UsageError
 from linexport.graph.interface import check_interface
-from linexport.loaders.onnx_file.skeleton import skeleton
 from linexport.manifest import describe_files, from_json, json_text, read, to_json
+from linexport.sources.onnx_file.skeleton import skeleton
 
 SEED = 20261122
 VALUES = (

@@ -19,7 +19,6 @@ import torch
 import linexport
 from linexport import models
 from linexport.errors import UsageError
-from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.manifest import dumps
 from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.maps import accuracy, attention_samples, catalogue, compare_maps, output_files
@@ -27,6 +26,7 @@ from linexport.models import feature_maps
 from linexport.models.feature_maps import draws
 from linexport.report import figures, map_charts
 from linexport.report import map_comparison as report
+from linexport.sources.loaded_model import LoadedModel, Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

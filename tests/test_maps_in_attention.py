@@ -20,12 +20,12 @@ import linexport
 from linexport import models, passes, targets, trace
 from linexport.errors import UsageError
 from linexport.graph import states
-from linexport.loaders import LoadedModel, Source
 from linexport.models.attention import AttentionConfig, LinearAttention
 from linexport.models.feature_maps import find_map, kinds
 from linexport.models.linear_attention_layer import LinearAttentionLayer
 from linexport.plugins.ops.stabilized_exp import LOWEST
-from linexport.targets.lowering import lower
+from linexport.sources import LoadedModel, Source
+from linexport.targets.lowering.choice import lower
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

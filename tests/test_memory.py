@@ -18,10 +18,10 @@ import torch
 import linexport
 from linexport.artifact import write
 from linexport.graph import external_data
-from linexport.loaders import load_model
-from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.memory_map import mapped_parameters, memory_map_weights, unmap_weights
-from linexport.parity.reference import Reference
+from linexport.parity.reference.module import Reference
+from linexport.sources import load_model
+from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.memory_map import mapped_parameters, memory_map_weights, unmap_weights
 from linexport.system import memory
 from linexport.system.progress import Silent
 
@@ -221,6 +221,6 @@ def test_parameters_are_mapped_as_they_are_registered(monkeypatch: pytest.Monkey
     assert memory.is_memory_mapped(first.data_ptr())
     assert not memory.is_memory_mapped(other.data_ptr())
     assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
-    monkeypatch.setattr("linexport.loaders.memory_map.MARGIN", 0)
+    monkeypatch.setattr("linexport.sources.memory_map.MARGIN", 0)
     first, _ = registered(large.nbytes - 1)
     assert not memory.is_memory_mapped(first.data_ptr())

@@ -21,15 +21,15 @@ from linexport import parity
 from linexport.artifact.checked import checked_artifact
 from linexport.conversion.revalidate import reopen
 from linexport.graph.dims import DimRange
-from linexport.loaders.loaded_model import LanguageFacts
 from linexport.manifest import MODEL
 from linexport.parity import diverge
 from linexport.parity.cases import USUAL, Case, ChosenSizes
-from linexport.parity.choices import recording
-from linexport.parity.extra_outputs import Change, open_changed
-from linexport.parity.near_ties import ForcedChoices, decide
-from linexport.parity.plain import PlainExport
+from linexport.parity.reference.extra_outputs import Change, open_changed
+from linexport.parity.reference.plain_export import PlainExport
+from linexport.parity.routing.choices import recording
+from linexport.parity.routing.near_ties import ForcedChoices, decide
 from linexport.parity.tolerances import TOLERANCES
+from linexport.sources.loaded_model import LanguageFacts
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
 from linexport.trace import trace

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import linexport
+from linexport.conversion.context import Checks
 from linexport.conversion.pipeline import convert_checked
-from linexport.conversion.stages import Checks
 from linexport.errors import NothingComparedError, UnsupportedModelError
-from linexport.loaders.factory import load_module
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.parity.check import require_compared
-from linexport.parity.reference import Reference
+from linexport.parity.reference.module import Reference
+from linexport.sources.factory import load_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

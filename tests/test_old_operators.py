@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from linexport.loaders import load_model
 from linexport.passes import simplify
-from linexport.trace.normalise import normalise
+from linexport.sources import load_model
+from linexport.trace.normalize import normalise
 
 random = np.random.default_rng(0)
 X = random.standard_normal((2, 3, 4, 4)).astype(np.float32)

@@ -17,8 +17,8 @@ from torch import nn
 import linexport
 from linexport import trace
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
 from linexport.plugins.ops.registry import known_shapes
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -154,9 +154,9 @@ def test_the_first_difference_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the original graph and the artifact's, whose values have the same names."""
-    from linexport.conversion import written
+    from linexport.conversion import write_model
 
-    right = written.lower
+    right = write_model.lower
 
     def wrong(model: onnx.ModelProto, *options: Any) -> Any:
         lowered, choices = right(model, *options)
@@ -164,7 +164,7 @@ def test_the_first_difference_is_named(
         node.op_type = "Tanh"
         return lowered, choices
 
-    monkeypatch.setattr(written, "lower", wrong)
+    monkeypatch.setattr(write_model, "lower", wrong)
     manifest = convert(exported(17, False))
     assert manifest.status == "parity_failed"
     assert manifest.parity.first_divergence.op == "Tanh"

@@ -30,9 +30,9 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.loaders.onnx_file.ranks import check_ranks
-from linexport.loaders.onnx_file.skeleton import skeleton
-from linexport.loaders.onnx_file.structure import check_structure
+from linexport.sources.onnx_file.ranks import check_ranks
+from linexport.sources.onnx_file.skeleton import skeleton
+from linexport.sources.onnx_file.structure import check_structure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ import torch
 
 from linexport.conversion.model_under_test import tolerance_of
 from linexport.manifest.records import TensorRecord
-from linexport.parity import original
 from linexport.parity.cases import Case
+from linexport.parity.reference import outputs as original
 from linexport.parity.tolerances import TOLERANCES
 
 

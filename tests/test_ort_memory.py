@@ -18,10 +18,10 @@ import pytest
 
 import linexport
 from linexport.manifest.placement import ORT_CPU
-from linexport.targets import providers
-from linexport.targets.device_array import DeviceArray
-from linexport.targets.ort_memory import OrtMemory
-from linexport.targets.providers import Provider
+from linexport.targets.runtime import providers
+from linexport.targets.runtime.device_array import DeviceArray
+from linexport.targets.runtime.device_memory import OrtMemory
+from linexport.targets.runtime.providers import Provider
 from tests.support import device_scenarios
 
 pytestmark = pytest.mark.usefixtures("one_thread", "host")

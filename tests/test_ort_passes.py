@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport import passes
+from linexport.graph.contract import TARGET
 from linexport.passes import target_passes
-from linexport.passes.contract import TARGET
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

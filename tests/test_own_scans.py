@@ -13,8 +13,8 @@ from torch.export import Dim
 
 import linexport
 from linexport import passes
-from linexport.loaders.factory import load_module
 from linexport.patches.own_scans import own_scans
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import check_independently
 
@@ -306,7 +306,7 @@ class InlineSigns(Gated):
         return b + x
 
 
-def source(module: nn.Module) -> linexport.loaders.LoadedModel:
+def source(module: nn.Module) -> linexport.sources.LoadedModel:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     return load_module((module.eval(), (torch.randn(2, 16, WIDTH),), shapes), "tests.models:scan")
 

@@ -27,7 +27,7 @@ from linexport.package.folder import RECORD
 from linexport.package.lookups import expand_lookups
 from linexport.package.standalone import rename_interface, rename_records
 from linexport.serving.ray import Arguments
-from linexport.targets.inlined import inlined
+from linexport.targets.lowering.inlined import inlined
 from tests.support.runtimes import session
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,8 +29,8 @@ from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.plugins.ops.op import Node
 from linexport.report import snippet
-from linexport.targets import definitions, gated_delta_net, varlen_conv
-from linexport.targets.packed_batches import ENDS
+from linexport.targets.lowering import gated_delta_net, op_functions, varlen_conv
+from linexport.targets.lowering.packed_batches import ENDS
 from tests.support.command_line import Result
 from tests.support.factories import small_models
 from tests.support.gated_delta_net import calls, has_kernel, opened, opens, recurrence
@@ -69,7 +69,7 @@ def check(body: Body, outputs: Sequence[str], fed: dict[str, np.ndarray], op: st
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     with opens(op):
         opened(model)
-    runs = [definitions.defined(model), *([model] if has_kernel(op) else [])]
+    runs = [op_functions.defined(model), *([model] if has_kernel(op) else [])]
     return [opened(one).run(None, fed) for one in runs]
 
 

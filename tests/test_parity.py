@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import linexport
 from linexport.errors import ParityError
 from linexport.graph.dims import DimRange
-from linexport.loaders import LoadedModel, Source
 from linexport.parity.cases import (
     LONG,
     USUAL,
@@ -30,9 +29,10 @@ from linexport.parity.cases import (
 )
 from linexport.parity.check import _cases
 from linexport.parity.compare import EDGES, compare_arrays
-from linexport.parity.splits import LONG as LONG_STREAM
-from linexport.parity.splits import long, usual
+from linexport.parity.streams.splits import LONG as LONG_STREAM
+from linexport.parity.streams.splits import long, usual
 from linexport.parity.tolerances import TOLERANCES
+from linexport.sources import LoadedModel, Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

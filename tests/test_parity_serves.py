@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import linexport
-from linexport.loaders.factory import load_module
 from linexport.manifest import read
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity.cases import Case
-from linexport.parity.coarse_operators import lost_to_operators
-from linexport.parity.original import run_reference
-from linexport.parity.plain import run_plain_export
-from linexport.parity.reference import Reference
+from linexport.parity.noise.low_precision_ops import lost_to_operators
+from linexport.parity.reference.module import Reference
+from linexport.parity.reference.outputs import run_reference
+from linexport.parity.reference.plain_export import run_plain_export
 from linexport.parity.tolerances import TOLERANCES
 from linexport.report.verdict import parity_check, verdict
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,9 +18,9 @@ from onnx.reference import ReferenceEvaluator
 
 from linexport import passes, trace
 from linexport.graph import states
-from linexport.loaders import load_model
 from linexport.passes import Pass, expose_past_present, split_sequence
 from linexport.plugins.ops.op import DOMAIN
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

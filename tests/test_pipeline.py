@@ -23,9 +23,9 @@ import linexport
 from linexport import models
 from linexport.artifact import write
 from linexport.errors import UsageError
-from linexport.loaders import load_model
 from linexport.manifest import Manifest, describe_files, to_json
 from linexport.manifest.records import DimRecord, StateRecord
+from linexport.sources import load_model
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

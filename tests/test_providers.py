@@ -22,9 +22,9 @@ import linexport
 from linexport import targets
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.placement import ORT_CPU
-from linexport.targets import placement, providers
 from linexport.targets.base import OrtSession
-from linexport.targets.providers import Execution, Provider
+from linexport.targets.runtime import placement, providers
+from linexport.targets.runtime.providers import Execution, Provider
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

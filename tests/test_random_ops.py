@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from linexport.trace.random_ops import reject_nondeterminism
 
 X = torch.randn(2, 5, 8)

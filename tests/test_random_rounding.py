@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
-from linexport.parity import own_rounding, random_rounding
 from linexport.parity.cases import Case, ChosenSizes
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_rows
-from linexport.parity.own_rounding import compare_runs
-from linexport.parity.random_rounding import RandomRounding, draw, rounding_of_rows
-from linexport.parity.rounding import apart_by_row
+from linexport.parity.noise import own_rounding, random_rounding
+from linexport.parity.noise.float32_error import apart_by_row
+from linexport.parity.noise.own_rounding import compare_runs
+from linexport.parity.noise.random_rounding import RandomRounding, draw, rounding_of_rows
 from linexport.parity.tolerances import TOLERANCES
+from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,8 +15,8 @@ from torch.export import Dim
 
 import linexport
 from linexport import passes
-from linexport.loaders.factory import load_module
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources.factory import load_module
 from linexport.trace.graph import plain_onnx, to_onnx
 from tests.support.formulations.recurrences import in_log_space, logarithm_of_positive
 from tests.support.independent import check_independently

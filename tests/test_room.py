@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from linexport.errors import EnvironmentProblemError
-from linexport.loaders.sizes import float32_bytes, vocabulary
-from linexport.quantise import forecast
+from linexport.quantization import forecast
+from linexport.sources.sizes import float32_bytes, vocabulary
 from linexport.system import control_groups, room
 from linexport.system.progress import Silent
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import linexport
-from linexport.loaders.factory import load_module
 from linexport.patches.mamba1 import FUNCTIONS
+from linexport.sources.factory import load_module
 from tests.support.independent import check_independently
 
 WIDTH, STATES, GROUPS = 16, 4, 2

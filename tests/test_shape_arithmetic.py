@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.targets.shape_arithmetic import shape_arithmetic
+from linexport.targets.runtime.shape_arithmetic import shape_arithmetic
 
 
 def _constant(name: str, value: object) -> onnx.NodeProto:

@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from linexport import passes
-from linexport.passes.step_nodes import give_every_step
+from linexport.loops.step_nodes import give_every_step
 from tests.test_hoist_from_scans import inside, values
 from tests.test_hoist_from_scans import model as scan_of
 

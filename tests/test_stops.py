@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linexport.artifact.stops import StopStrings
+from linexport.artifact.text.stops import StopStrings
 
 WORDS = st.text("ab", max_size=12)
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linexport
-from linexport.artifact import Artifact, StreamState, at_rest
+from linexport.artifact import Artifact, StreamState, state_quantization
 from linexport.artifact.finite import non_finite_rows
 from linexport.errors import NonFiniteError, UsageError
 
@@ -295,7 +295,7 @@ def test_a_state_in_fewer_bits_is_as_far_as_it_says(
     state.save(tmp_path / "state.npz", precision)
     assert StreamState.load(tmp_path / "state.npz") == found != state
     assert len(content) < len(state.to_bytes())
-    kept = at_rest.shrink(state.arrays, precision)
+    kept = state_quantization.shrink(state.arrays, precision)
     assert sum(v.nbytes for v in kept.values()) < share * state.nbytes
     errors = state.error_at_rest(precision)
     assert errors.keys() == state.arrays.keys()

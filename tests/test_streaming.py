@@ -12,9 +12,10 @@ import torch
 
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
-from linexport.loaders import LoadedModel, Source
-from linexport.loaders.loaded_model import LanguageFacts
-from linexport.parity import ModelUnderTest, check_streaming, streaming
+from linexport.parity import ModelUnderTest, check_streaming
+from linexport.parity.streams import check as streaming
+from linexport.sources import LoadedModel, Source
+from linexport.sources.loaded_model import LanguageFacts
 
 DIMS = {"batch": DimRange(batch=True), "seq": DimRange()}
 SHAPE = ("batch", "seq", 4)

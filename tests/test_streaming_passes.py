@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper, parser
 
 from linexport import passes
 from linexport.graph import external_data, states
-from linexport.loaders import load_model
 from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.sources import load_model
 from linexport.token_flow import classify
 from linexport.trace import trace
 

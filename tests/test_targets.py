@@ -24,14 +24,15 @@ from linexport import passes, targets, trace
 from linexport.errors import BuildError, UsageError
 from linexport.graph import states
 from linexport.graph.walk import all_nodes
-from linexport.loaders import LoadedModel, Source
 from linexport.models.functional import linear_attention
 from linexport.models.language_model import LanguageModel, LanguageModelConfig
 from linexport.plugins.ops.linear_attention import OP
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.plugins.ops.op import Node
-from linexport.targets import definitions, ort, ort_cuda
-from linexport.targets.lowering import Candidate, Choice, lower
+from linexport.sources import LoadedModel, Source
+from linexport.targets import ort, ort_cuda
+from linexport.targets.lowering import op_functions
+from linexport.targets.lowering.choice import Candidate, Choice, lower
 from linexport.targets.onnx27 import UNRELEASED, raise_opset
 from tests.support import SCRIPTS
 
@@ -323,7 +324,7 @@ def run_plainly(
     """
     older = onnxruntime.__version__.startswith("1.31.")
     if older and target == "ort-cuda":
-        onnx.save_model(definitions.defined(onnx.load(path)), str(path))
+        onnx.save_model(op_functions.defined(onnx.load(path)), str(path))
     file = path.with_suffix(".npz")
     arrays = {f"in:{k}": v for k, v in fed.items()}
     arrays |= {f"out:{i}": v.numpy() for i, v in enumerate(outputs)}

@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from linexport.artifact.template import ChatTemplate, TemplateError, find_template, special_tokens
-from linexport.artifact.template_process import answer
+from linexport.artifact.text.template import (
+    ChatTemplate,
+    TemplateError,
+    find_template,
+    special_tokens,
+)
+from linexport.artifact.text.template_process import answer
 from linexport.errors import UsageError
 from linexport.manifest.records import FileRecord
 

@@ -47,7 +47,7 @@ def uses(path: Path) -> list[str]:
 def test_nothing_else_uses_a_private_name_of_torch() -> None:
     folder = ROOT / "exporter/system/torch_internals"
     logs = {
-        ROOT / "exporter/loaders/exported_program.py": ["torch._export"],  # a log of that name
+        ROOT / "exporter/sources/exported_program.py": ["torch._export"],  # a log of that name
         ROOT / "exporter/system/extensions.py": [".walk_tb(error"],  # frames of an extension
     }
     for part in ("exporter", "models", "plugins"):

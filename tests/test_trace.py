@@ -16,9 +16,9 @@ import torch
 import linexport
 from linexport import trace
 from linexport.errors import BuildError, UnsupportedModelError
-from linexport.loaders import load_model
-from linexport.loaders.factory import load_module
 from linexport.plugins.ops.registry import known_shapes
+from linexport.sources import load_model
+from linexport.sources.factory import load_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -196,9 +196,9 @@ def test_parameters_that_forward_does_not_name_are_dynamic_too(
 
 def load_model_of(
     module: torch.nn.Module, args: tuple, shapes: tuple | None = None
-) -> linexport.loaders.LoadedModel:
-    from linexport.loaders import LoadedModel, Source
-    from linexport.loaders.default_dims import default_dims
+) -> linexport.sources.LoadedModel:
+    from linexport.sources import LoadedModel, Source
+    from linexport.sources.default_dims import default_dims
 
     source = Source("factory", "here", None, "a module")
     return LoadedModel(module.eval(), args, {}, shapes or default_dims(args).dynamic_shapes, source)

@@ -9,7 +9,7 @@ import torch
 
 from linexport import trace
 from linexport.errors import LinexportError
-from linexport.loaders.loaded_model import LoadedModel, Source
+from linexport.sources.loaded_model import LoadedModel, Source
 
 SOURCE = Source(kind="module", location="here", sha256="", description="a test")
 

@@ -24,14 +24,14 @@ import torch
 
 import linexport
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.loaders import load_model
 from linexport.manifest import describe_files, read, to_json
 from linexport.manifest.engines import EngineRecord, ProfileRecord
 from linexport.package import find_destination, package
 from linexport.plugins.cuda import library
 from linexport.plugins.kernels.description import carried_by
 from linexport.plugins.tensorrt.library import NAME as LIBRARY
-from linexport.targets import definitions
+from linexport.sources import load_model
+from linexport.targets.lowering import op_functions
 from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -187,7 +187,7 @@ def on_the_cpu(repository: Path) -> Path:
     assert text.count("KIND_GPU") == 1
     config.write_text(text.replace("KIND_GPU", "KIND_CPU"))
     file = repository / "lm" / "1" / "model.onnx"
-    onnx.save_model(definitions.defined(onnx.load_model(str(file))), str(file))
+    onnx.save_model(op_functions.defined(onnx.load_model(str(file))), str(file))
     return repository
 
 

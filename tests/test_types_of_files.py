@@ -200,7 +200,7 @@ def test_an_error_in_half_precision_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An artifact that is off by several times what half precision loses is not the file."""
-    from linexport.loaders.onnx_file import module
+    from linexport.sources.onnx_file import module
 
     weights = {name: value.astype(np.float16) for name, value in WEIGHTS.items()}
     source = file(
@@ -260,7 +260,7 @@ def test_values_between_two_steps_may_go_to_either(tmp_path: Path) -> None:
 
 
 def test_three_steps_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from linexport.loaders.onnx_file import module
+    from linexport.sources.onnx_file import module
 
     forward = module.OnnxModule.forward
 

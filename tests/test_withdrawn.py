@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import linexport
-from linexport.conversion.withdraw import TRIALS, blamed
+from linexport.conversion.bisect_matches import TRIALS, blamed
 from linexport.manifest import Manifest
+from linexport.match.forms import functions
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import Node
-from linexport.recognise import functions
-from linexport.targets import kernels
+from linexport.targets.lowering import kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

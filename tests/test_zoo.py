@@ -14,8 +14,8 @@ import torch
 
 import linexport
 from linexport import passes
-from linexport.loaders import load_model
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources import load_model
 from linexport.system.torch_internals.trees import pytree
 from linexport.trace import trace
 

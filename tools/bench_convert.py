@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 import linexport
 from linexport import trace
-from linexport.loaders import load_model
 from linexport.manifest import to_json
-from linexport.parity.reference import Reference
+from linexport.parity.reference.module import Reference
+from linexport.sources import load_model
 from linexport.timing.baselines import Bench
 
 LAYERS, WIDTH = (

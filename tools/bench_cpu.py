@@ -36,8 +36,8 @@ from linexport.maps import cost
 from linexport.models import feature_maps
 from linexport.models.linear_attention_layer import LinearAttentionLayerConfig
 from linexport.plugins.ops.registry import attach_functions, register_schemas
-from linexport.targets import diagonal
 from linexport.targets.base import OrtSession
+from linexport.targets.lowering import diagonal
 from linexport.timing.latency import Settings, interleaved
 
 COLD = np.zeros(2**24, np.float32)

@@ -23,7 +23,7 @@ import torch
 import linexport
 from linexport import models
 from linexport.artifact import Artifact
-from linexport.artifact.speculation import Draft
+from linexport.artifact.text.speculation import Draft
 from linexport.models import data, scores, training
 
 LENGTHS = (1, 2, 4, 5, 8, 9)

@@ -31,10 +31,10 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport.plugins.ops import mixture_of_experts as op
 from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.op import DOMAIN, Node
-from linexport.quantise.block_quantisation import Grid, nearest
-from linexport.quantise.choose_bits import Chosen
-from linexport.quantise.experts import find_experts
-from linexport.quantise.rewrite import quantised_model
+from linexport.quantization.block_quantisation import Grid, nearest
+from linexport.quantization.choose_bits import Chosen
+from linexport.quantization.experts import find_experts
+from linexport.quantization.rewrite import quantised_model
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 

@@ -135,8 +135,8 @@ def converted(folder: Path, work: Path) -> tuple[Path, Any]:
     """The artifact that ``convert`` writes, made without its checks, and its states."""
     from linexport import passes, targets, trace
     from linexport.artifact import write
-    from linexport.loaders import load_model
-    from linexport.targets.lowering import lower
+    from linexport.sources import load_model
+    from linexport.targets.lowering.choice import lower
 
     loaded = load_model(folder)
     traced = trace.trace(loaded)
@@ -180,7 +180,7 @@ class Eager:
     """The original with transformers' own cache, as ``generate`` calls it."""
 
     def __init__(self, folder: Path, tokens: Any) -> None:
-        from linexport.loaders import load_model
+        from linexport.sources import load_model
 
         self.original: Any = load_model(folder).module
         self.tokens, self.one = tokens, tokens[:, :1]
@@ -302,7 +302,7 @@ def export(folder: Path, path: Path) -> dict[str, Any]:
     """``torch.onnx.export`` of the original for one length, with its default settings."""
     import torch
 
-    from linexport.loaders import load_model
+    from linexport.sources import load_model
 
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)
     given = (ids, torch.ones_like(ids))

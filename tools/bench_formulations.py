@@ -28,7 +28,7 @@ from linexport.graph import states
 from linexport.manifest.matches import MatchRecord as Match
 from linexport.models import feature_maps, functional
 from linexport.targets.base import OrtSession
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from linexport.timing.latency import Settings, interleaved
 from linexport.trace.graph import to_onnx
 

@@ -27,13 +27,13 @@ import torch
 import linexport
 from linexport import models, trace
 from linexport.errors import UsageError
-from linexport.loaders import load_model
 from linexport.maps import cost
 from linexport.models import feature_maps
 from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
+from linexport.sources import load_model
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 from linexport.timing.peak_memory import peak_megabytes

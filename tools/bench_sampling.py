@@ -15,7 +15,7 @@ from typing import Any
 import measurement
 import numpy as np
 
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

@@ -35,11 +35,11 @@ from bench_families import Eager
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
-from linexport.quantise.block_quantisation import Grid, Quantised
-from linexport.quantise.choose_bits import TABLE_BITS, Chosen, grid_of
-from linexport.quantise.experts import find_experts
-from linexport.quantise.quantisable import BLOCK, LEAST_OUTPUTS, find, floating_weights
-from linexport.quantise.rewrite import INTEGER_ACTIVATIONS, quantised_model
+from linexport.quantization.block_quantisation import Grid, Quantised
+from linexport.quantization.choose_bits import TABLE_BITS, Chosen, grid_of
+from linexport.quantization.experts import find_experts
+from linexport.quantization.quantisable import BLOCK, LEAST_OUTPUTS, find, floating_weights
+from linexport.quantization.rewrite import INTEGER_ACTIVATIONS, quantised_model
 from linexport.targets.base import OrtSession
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -114,8 +114,8 @@ class Converted:
     def __init__(self, folder: Path, work: Path, tokens: np.ndarray, threads: int) -> None:
         from linexport import passes, targets, trace
         from linexport.artifact import write
-        from linexport.loaders import load_model
-        from linexport.targets.lowering import lower
+        from linexport.sources import load_model
+        from linexport.targets.lowering.choice import lower
 
         loaded = load_model(folder)
         traced = trace.trace(loaded)

@@ -25,10 +25,10 @@ from torch.utils import _pytree as pytree
 
 from linexport import passes, targets, trace
 from linexport.graph.interface import tensor_records
-from linexport.loaders import load_model
 from linexport.parity.cases import Case, draw_inputs
+from linexport.sources import load_model
 from linexport.targets.base import OrtSession
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support/factories"))
 

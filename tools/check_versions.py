@@ -30,7 +30,7 @@ from count_model_types import SOURCES, outcome, save_model
 
 from linexport import trace
 from linexport.errors import LinexportError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from linexport.system.environment import version
 
 PACKAGES = ("transformers", "torch", "onnx", "onnxruntime", "onnxscript", "numpy")
@@ -71,7 +71,7 @@ def quickly(model_type: str) -> str:
                 for piece, own in zip(ids.split(PIECES, 1), mask.split(PIECES, 1), strict=True):
                     output, past = step.module(piece, own, past)
                     parts.append(output)
-    # Each row alone: the library's own padded rows may differ, see ``linexport.parity.alone``.
+    # Each row alone: the library's own padded rows may differ, see ``parity.language.rows_alone``.
     found, whole = torch.cat(parts, 1)[mask.bool()], torch.cat(expected, 1)[0]
     try:
         torch.testing.assert_close(found, whole, **CLOSE)

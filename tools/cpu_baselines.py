@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.base import OrtSession
-from linexport.targets.inlined import inlined
+from linexport.targets.lowering.inlined import inlined
 
 SIDE = 768
 RUNNER = Path(__file__).parent / "run_openvino.py"

@@ -31,9 +31,9 @@ import onnx
 from linexport import manifest as manifests
 from linexport.artifact import write
 from linexport.artifact.checked import checked_artifact
-from linexport.artifact.language_interface import language_interface
-from linexport.artifact.rewiring import MASK, Rewiring, pairs, recurrent, rows
-from linexport.artifact.tokenizer import context, end_tokens, model_config
+from linexport.artifact.io_adapter import MASK, Rewiring, pairs, recurrent, rows
+from linexport.artifact.text.language_interface import language_interface
+from linexport.artifact.text.tokenizer import context, end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.states import PADDING, State
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, CallInputs, Range, count_rows
 from linexport.artifact.finite import non_finite_rows
-from linexport.artifact.language_interface import language_interface
 from linexport.artifact.state import StreamState
+from linexport.artifact.text.language_interface import language_interface
 from linexport.artifact.token_axis import TokenAxis
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, PADDING, State
 from linexport.manifest import Manifest
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, run_into
-from linexport.targets.ort_options import LOGITS_TO_KEEP
+from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
 
 class Model:

@@ -20,11 +20,11 @@ from google.protobuf.message import DecodeError
 from linexport import manifest as manifests
 from linexport.artifact.folder_files import FolderFiles
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders.onnx_file.external import external_sizes
-from linexport.loaders.onnx_file.skeleton import skeleton, skeleton_of
-from linexport.loaders.onnx_file.structure import check_structure
 from linexport.manifest import Manifest
 from linexport.manifest.folder import MAX_BYTES
+from linexport.sources.onnx_file.external import external_sizes
+from linexport.sources.onnx_file.skeleton import skeleton, skeleton_of
+from linexport.sources.onnx_file.structure import check_structure
 
 ATTEMPTS = 20
 """Times a folder is read that is replaced again and again."""

@@ -18,23 +18,23 @@ from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
 from linexport.artifact.folder_files import FolderFiles
-from linexport.artifact.images import image_inputs, images_of, vision_of
-from linexport.artifact.language_interface import logits_of
 from linexport.artifact.model import Model
 from linexport.artifact.signature import Trust
 from linexport.artifact.stream import Stream
-from linexport.artifact.text_model import TextModel
+from linexport.artifact.text.images import image_inputs, images_of, vision_of
+from linexport.artifact.text.language_interface import logits_of
+from linexport.artifact.text.model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.graph.external_data import ModelFile
 from linexport.graph.interface import check_interface, check_tower
-from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
 from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.records import FileRecord, VisionRecord
-from linexport.targets import providers
+from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.targets.base import DeviceSession, uses_library
-from linexport.targets.providers import Execution
-from linexport.targets.tokenwise.version import native_version
+from linexport.targets.cpu_fusion.version import native_version
+from linexport.targets.runtime import providers
+from linexport.targets.runtime.providers import Execution
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def load(
             be as the owner of one of them signed it.
         newer_than: with ``key``: a time, ISO 8601, after which it must have been signed.
         provider: ONNX Runtime's execution provider that runs it, one of
-            ``linexport.targets.providers.PROVIDERS``. What it does not take runs on the CPU, and
-            ``Artifact.placement`` says what that is.
+            ``linexport.targets.runtime.providers.PROVIDERS``. What it does not take runs on the
+            CPU, and ``Artifact.placement`` says what that is.
         strict: with another provider than the CPU: linexport ops and states must not run on the
             CPU.
         device: index of the GPU that runs the engine.

@@ -6,7 +6,7 @@ It can be compared, hashed by content, kept, written and read. A file is an unco
 
     model_sha256      text     digest of the model whose state this is
     state_format      int64    2; without arrays beside it the state is that before the first token.
-                               3 in fewer bits, see ``at_rest``
+                               3 in fewer bits, see ``state_quantization``
     <input name>      each array, as ``.npy``
 
 Files without ``state_format`` were written by linexport before it, and have arrays. Nothing in a
@@ -29,7 +29,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from linexport.artifact import at_rest
+from linexport.artifact import state_quantization
 from linexport.errors import UsageError
 from linexport.system.npz import save_npz
 
@@ -92,8 +92,8 @@ class StreamState:
         Raises:
             UsageError: see ``to_bytes``.
         """
-        at_rest.check_precision(precision)
-        return at_rest.relative_error(self.arrays, precision)
+        state_quantization.check_precision(precision)
+        return state_quantization.relative_error(self.arrays, precision)
 
     def to_bytes(self, precision: str = "float32") -> bytes:
         """Return the content of a file of this state.
@@ -105,10 +105,10 @@ class StreamState:
         Raises:
             UsageError: an unknown precision.
         """
-        at_rest.check_precision(precision)
+        state_quantization.check_precision(precision)
         buffer = io.BytesIO()
-        exact = precision == at_rest.PRECISIONS[0] or not self.arrays
-        arrays = self.arrays if exact else at_rest.shrink(self.arrays, precision)
+        exact = precision == state_quantization.PRECISIONS[0] or not self.arrays
+        arrays = self.arrays if exact else state_quantization.shrink(self.arrays, precision)
         version = CURRENT if exact else SMALLER
         entries: dict[str, Any] = {**arrays, OWNER: self.model_sha256, FORMAT: version}
         save_npz(buffer, {n: np.asarray(v) for n, v in entries.items()})
@@ -158,7 +158,7 @@ class StreamState:
             raise ValueError(f"it has format {version}; this version of linexport reads {SMALLER}")
         if version is None and not arrays:
             raise ValueError("it holds a digest and no state")
-        return cls(str(owner), at_rest.expand(arrays) if version == SMALLER else arrays)
+        return cls(str(owner), state_quantization.expand(arrays) if version == SMALLER else arrays)
 
 
 def _arrays(file: IO[bytes]) -> dict[str, np.ndarray]:

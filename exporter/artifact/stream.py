@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, Input, check_finite, count_rows
-from linexport.artifact.language_interface import language_interface
-from linexport.artifact.lost_rows import begun_again, blanked, lost_rows
 from linexport.artifact.model import Model
-from linexport.artifact.past_steps import PastSteps
+from linexport.artifact.nan_rows import begun_again, blanked, lost_rows
 from linexport.artifact.state import StreamState
+from linexport.artifact.state_history import PastSteps
+from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import NonFiniteError, UsageError
 from linexport.manifest.records import BUFFER
 

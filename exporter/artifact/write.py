@@ -14,8 +14,8 @@ import onnx
 from linexport.artifact.staging import ASIDE, staged
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
-from linexport.loaders.files import check_link, check_text
 from linexport.manifest import DATA, MODEL, is_artifact
+from linexport.sources.files import check_link, check_text
 
 __all__ = [
     "check_apart",

@@ -18,7 +18,7 @@ from linexport.graph import dims
 from linexport.manifest import MODEL, Manifest
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.reference import feeds
+from linexport.parity.reference.module import feeds
 from linexport.system import environment
 from linexport.system.npz import save_npz
 from linexport.targets.base import OrtSession

@@ -19,7 +19,7 @@ from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.parity import ModelUnderTest
 from linexport.system.progress import Progress, Stopwatch
-from linexport.targets.providers import CPU_ONLY, Execution
+from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
 
 @dataclass(frozen=True)

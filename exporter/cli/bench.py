@@ -29,7 +29,7 @@ from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
 from linexport.system.time_limit import DEFAULT
-from linexport.targets.providers import CPU
+from linexport.targets.runtime.providers import CPU
 
 if TYPE_CHECKING:
     from linexport.manifest import Manifest

@@ -28,11 +28,11 @@ from linexport.errors import UsageError
 from linexport.system import unread
 from linexport.system.terminal import visible_text
 from linexport.system.time_limit import DEFAULT
-from linexport.targets.providers import CPU
+from linexport.targets.runtime.providers import CPU
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact
-    from linexport.artifact.speculation import Draft
+    from linexport.artifact.text.speculation import Draft
 
 
 def generate(
@@ -144,7 +144,7 @@ def generate(
     """Continue texts with a language model, token by token, from its state."""
     with guarded_in_time(json, time_limit):
         from linexport.artifact import NGramDraft, load
-        from linexport.artifact.generating import GenerationRequest
+        from linexport.artifact.text.generating import GenerationRequest
         from linexport.cli.texts import GeneratedTexts
 
         if system is not None and not chat:
@@ -213,7 +213,7 @@ def _smaller(small: Artifact, model: Artifact) -> Draft:
     Raises:
         UsageError: it has another vocabulary.
     """
-    from linexport.artifact.language_interface import language_interface
+    from linexport.artifact.text.language_interface import language_interface
 
     sizes = [language_interface(m.manifest).vocabulary for m in (small, model)]
     if sizes[0] != sizes[1]:

@@ -153,9 +153,9 @@ def linearize(
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_checkpoint_path
-        from linexport.loaders.metric import check_drop, find_metric
         from linexport.models.config import from_text
         from linexport.models.feed_forward import MAX_COST
+        from linexport.sources.metric import check_drop, find_metric
 
         check_drop(evaluate, max_drop)
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)

@@ -11,7 +11,7 @@ import typer
 
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest.options import ConvertOptions, declared, defaults
-from linexport.targets import providers
+from linexport.targets.runtime import providers
 
 if TYPE_CHECKING:
     from linexport.artifact.signature import Trust

@@ -24,7 +24,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
 from linexport.serving.token import TOKEN, read_token
 from linexport.system.time_limit import limited
-from linexport.targets.providers import CPU
+from linexport.targets.runtime.providers import CPU
 
 
 def serve(

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from linexport.artifact import Artifact
-    from linexport.artifact.continuation import Generation
-    from linexport.artifact.generating import GenerationRequest
-    from linexport.artifact.speculation import Draft
-    from linexport.artifact.stops import StopStrings
-    from linexport.artifact.tokenizer import Decoder, Tokenizer
+    from linexport.artifact.text.continuation import Generation
+    from linexport.artifact.text.generating import GenerationRequest
+    from linexport.artifact.text.speculation import Draft
+    from linexport.artifact.text.stops import StopStrings
+    from linexport.artifact.text.tokenizer import Decoder, Tokenizer
 
 
 @dataclass
@@ -118,10 +118,10 @@ class GeneratedTexts:
         Raises:
             LinexportError: the model has no texts, or a file of it is damaged; says why.
         """
-        from linexport.artifact.language_interface import language_interface
-        from linexport.artifact.pictures import with_pictures
-        from linexport.artifact.stops import StopStrings
-        from linexport.artifact.tokenizer import find_tokenizer
+        from linexport.artifact.text.image_processor import with_pictures
+        from linexport.artifact.text.language_interface import language_interface
+        from linexport.artifact.text.stops import StopStrings
+        from linexport.artifact.text.tokenizer import find_tokenizer
 
         vocabulary = language_interface(model.manifest).vocabulary
         tokenizer = find_tokenizer(model.path, vocabulary, model.verified)

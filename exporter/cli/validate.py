@@ -28,7 +28,7 @@ from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
 from linexport.system.time_limit import DEFAULT
-from linexport.targets.providers import CPU, Execution
+from linexport.targets.runtime.providers import CPU, Execution
 
 if TYPE_CHECKING:
     from linexport.ci.outcome import CheckResult

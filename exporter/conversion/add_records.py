@@ -19,9 +19,9 @@ from linexport.manifest import MODEL, Manifest
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
 from linexport.manifest.placement import PlacementRecord
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.reference import feeds
+from linexport.parity.reference.module import feeds
 from linexport.targets.base import fits_library, uses_library
-from linexport.targets.providers import CPU_ONLY
+from linexport.targets.runtime.providers import CPU_ONLY
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload, throughput
@@ -99,7 +99,7 @@ def placement_of(tested: parity.ModelUnderTest) -> PlacementRecord | None:
     Called before what takes long: a provider that cannot run the model is an error at once.
 
     Raises:
-        EnvironmentProblemError: the provider cannot run it; see ``targets.providers``.
+        EnvironmentProblemError: the provider cannot run it; see ``targets.runtime.providers``.
     """
     if tested.execution == CPU_ONLY:
         return None

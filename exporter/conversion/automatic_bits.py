@@ -14,13 +14,13 @@ import numpy as np
 
 from linexport.artifact.temporary import Run
 from linexport.manifest.quantisation import ParetoPoint
-from linexport.quantise.allocate import Allocation
-from linexport.quantise.calibration_inputs import CalibrationInputs
-from linexport.quantise.choose_bits import Chosen, Quantiser
-from linexport.quantise.layer_chain import outputs_of
-from linexport.quantise.opened import FloatModel
-from linexport.quantise.proof import divergence
-from linexport.quantise.rewrite import quantised_model
+from linexport.quantization.allocate import Allocation
+from linexport.quantization.calibration_inputs import CalibrationInputs
+from linexport.quantization.choose_bits import Chosen, Quantiser
+from linexport.quantization.layer_chain import outputs_of
+from linexport.quantization.opened import FloatModel
+from linexport.quantization.proof import divergence
+from linexport.quantization.rewrite import quantised_model
 from linexport.timing.latency import Settings, interleaved
 
 MARGIN = 0.9

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import onnx
 
-from linexport.conversion.stages import TracedOriginal
+from linexport.conversion.context import TracedOriginal
 from linexport.graph.dims import DimRange, merge
 from linexport.manifest.records import StateRecord
 from linexport.trace import Traced

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from linexport.conversion.automatic_bits import within
 from linexport.graph.bottlenecks import bottlenecks
 from linexport.manifest.quantisation import ParetoPoint
-from linexport.quantise.calibration_inputs import CalibrationInputs
-from linexport.quantise.choose_bits import AUTO, BITS, Chosen, Quantiser
-from linexport.quantise.layer_chain import LayerChain
-from linexport.quantise.opened import FloatModel
-from linexport.quantise.sensitivity import divergences
+from linexport.quantization.calibration_inputs import CalibrationInputs
+from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
+from linexport.quantization.layer_chain import LayerChain
+from linexport.quantization.opened import FloatModel
+from linexport.quantization.sensitivity import divergences
 from linexport.system.progress import Stopwatch
 
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 import linexport
 from linexport.errors import UsageError
-from linexport.loaders import is_factory
-from linexport.loaders.detect import Kind, recognise
-from linexport.loaders.hugging_face.lora import model_folder
+from linexport.sources import is_factory
+from linexport.sources.detect import Kind, recognise
+from linexport.sources.hugging_face.lora import model_folder
 
 VARIABLES = re.compile(
     "PATH|HOME|USER|LOGNAME|TZ|LANG|LANGUAGE|LC_[A-Z]+|LD_LIBRARY_PATH|VIRTUAL_ENV|"

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from linexport.graph import external_data
-from linexport.loaders.onnx_file import integer_kernels
-from linexport.loaders.onnx_file.module import OnnxModule
 from linexport.manifest import Manifest
 from linexport.parity import ModelUnderTest
 from linexport.parity.tolerances import HALF_ROUNDING
+from linexport.sources.onnx_file import integer_kernels
+from linexport.sources.onnx_file.module import OnnxModule
 
 
 def with_kernels_compared(manifest: Manifest, tested: ModelUnderTest, model: Path) -> Manifest:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from linexport import targets
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.records import TensorRecord, named
 from linexport.parity import ModelUnderTest
-from linexport.parity.extra_outputs import OpenChanged
+from linexport.parity.reference.extra_outputs import OpenChanged
 from linexport.parity.tolerances import TOLERANCES, Tolerance
+from linexport.sources.loaded_model import LoadedModel
 from linexport.targets import InferenceSession
 
 

@@ -14,15 +14,15 @@ from dataclasses import replace
 
 import onnx
 
-from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.temporary import Run
+from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
-from linexport.quantise.choose_bits import AUTO, BITS, Chosen, Quantiser
-from linexport.quantise.half import half_model
-from linexport.quantise.layer_chain import Window, outputs_of
-from linexport.quantise.opened import FloatModel
-from linexport.quantise.proof import Outputs, divergence
+from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
+from linexport.quantization.half import half_model
+from linexport.quantization.layer_chain import Window, outputs_of
+from linexport.quantization.opened import FloatModel
+from linexport.quantization.proof import Outputs, divergence
 
 FINER = {
     "int4": ("int8", "bf16", "fp16"),

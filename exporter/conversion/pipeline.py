@@ -16,22 +16,22 @@ from typing import Any
 from linexport import passes, targets
 from linexport.artifact import write
 from linexport.conversion import isolated
-from linexport.conversion.kind_of_proof import announced
+from linexport.conversion.context import Checks, Job, load_original
 from linexport.conversion.openable import OpenableManifest
+from linexport.conversion.proof_strategy import announced
 from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_head, check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
-from linexport.conversion.stages import Checks, Job, load_original
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
-from linexport.loaders import LoadedModel, is_factory, load_model, objects
-from linexport.loaders.hugging_face import declared_head
-from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
-from linexport.quantise.half import HALF
-from linexport.quantise.token_windows import read_text
+from linexport.quantization.half import HALF
+from linexport.quantization.token_windows import read_text
+from linexport.sources import LoadedModel, is_factory, load_model, objects
+from linexport.sources.hugging_face import declared_head
+from linexport.sources.metric import as_metric, check_drop
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")

@@ -2,7 +2,7 @@
 
 The head is compared with the original as a model of its own is, on random tokens and hidden states:
 whole sequences, and sequences in pieces with its states. Of the model's hidden states, which it
-reads, see ``parity.hidden``.
+reads, see ``parity.language.hidden``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import replace
 
 from linexport import parity
 from linexport.conversion.add_records import placement_of
-from linexport.conversion.beside import write_beside
+from linexport.conversion.context import Job
 from linexport.conversion.model_under_test import model_under_test
-from linexport.conversion.stages import Job
 from linexport.conversion.streaming import check_streams
+from linexport.conversion.write_submodel import write_beside
 from linexport.graph.interface import input_records, tensor_records
-from linexport.loaders import LoadedModel
-from linexport.loaders.hugging_face.heads import HIDDEN
 from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.records import PredictorRecord
-from linexport.parity.extra_outputs import OpenChanged
-from linexport.parity.hidden import check_hidden
+from linexport.parity.language.hidden import check_hidden
+from linexport.parity.reference.extra_outputs import OpenChanged
+from linexport.sources import LoadedModel
+from linexport.sources.hugging_face.heads import HIDDEN
 from linexport.targets import InferenceSession
 
 

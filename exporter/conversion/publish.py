@@ -9,10 +9,10 @@ from linexport import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import BuildError, UnsupportedModelError, UsageError
 from linexport.graph.interface import check_interface
-from linexport.loaders.onnx_file.skeleton import skeleton
-from linexport.loaders.onnx_file.structure import check_structure
 from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
 from linexport.report import render_html
+from linexport.sources.onnx_file.skeleton import skeleton
+from linexport.sources.onnx_file.structure import check_structure
 
 
 def check_place(place: Path, overwrite: bool, source: str | Path) -> None:

@@ -12,9 +12,9 @@ from linexport.manifest.quantisation import (
     QuantisedTensorRecord,
 )
 from linexport.manifest.records import FileRecord
-from linexport.quantise.choose_bits import Chosen, Quantiser
-from linexport.quantise.opened import FloatModel
-from linexport.quantise.quantisable import Weight
+from linexport.quantization.choose_bits import Chosen, Quantiser
+from linexport.quantization.opened import FloatModel
+from linexport.quantization.quantisable import Weight
 
 
 def record_of(

@@ -14,12 +14,12 @@ from linexport.artifact.temporary import Arrays, Run
 from linexport.errors import UsageError
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.quantisation import TextRecord
-from linexport.parity.reference import Reference
-from linexport.quantise.calibration_inputs import inputs_of
-from linexport.quantise.half import HALF
-from linexport.quantise.opened import open_deployed, open_exactly
-from linexport.quantise.proof import Runs, with_proof
-from linexport.quantise.token_windows import read_text
+from linexport.parity.reference.module import Reference
+from linexport.quantization.calibration_inputs import inputs_of
+from linexport.quantization.half import HALF
+from linexport.quantization.opened import open_deployed, open_exactly
+from linexport.quantization.proof import Runs, with_proof
+from linexport.quantization.token_windows import read_text
 from linexport.system.torch_internals.trees import pytree
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

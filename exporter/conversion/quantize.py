@@ -33,22 +33,22 @@ from linexport.conversion.quantised import run_in_half
 from linexport.conversion.shared_weights import write_apart
 from linexport.errors import UsageError
 from linexport.graph.walk import count_nodes
-from linexport.loaders import LoadedModel
-from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import HeadName, StageRecord
 from linexport.manifest.rewriting import NodesRecord
-from linexport.quantise import forecast
-from linexport.quantise.calibration_inputs import inputs_of
-from linexport.quantise.choose_bits import AUTO, CHOICES, Quantiser
-from linexport.quantise.half import HALF, half_model
-from linexport.quantise.opened import FloatModel, open_deployed, open_exactly, unopened
-from linexport.quantise.portable import portable_model
-from linexport.quantise.proof import Runs, with_proof
-from linexport.quantise.rewrite import quantised_model
+from linexport.quantization import forecast
+from linexport.quantization.calibration_inputs import inputs_of
+from linexport.quantization.choose_bits import AUTO, CHOICES, Quantiser
+from linexport.quantization.half import HALF, half_model
+from linexport.quantization.opened import FloatModel, open_deployed, open_exactly, unopened
+from linexport.quantization.portable import portable_model
+from linexport.quantization.proof import Runs, with_proof
+from linexport.quantization.rewrite import quantised_model
+from linexport.sources import LoadedModel
+from linexport.sources.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 REWRITES = {"ort": quantised_model, "onnx": portable_model}

@@ -31,16 +31,16 @@ from linexport.conversion.publish import write_reports
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.conversion.streaming import check_streams
 from linexport.errors import UsageError
-from linexport.loaders import LoadedModel, is_factory, load_model
-from linexport.loaders.memory_map import memory_map_weights
-from linexport.loaders.onnx_file.module import AS_SPECIFIED
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.file_names import MTP, VISION
-from linexport.parity.extra_outputs import Change, open_changed
+from linexport.parity.reference.extra_outputs import Change, open_changed
+from linexport.sources import LoadedModel, is_factory, load_model
+from linexport.sources.memory_map import memory_map_weights
+from linexport.sources.onnx_file.module import AS_SPECIFIED
 from linexport.system.progress import Progress, Silent, Stopwatch
-from linexport.targets import providers
 from linexport.targets.base import uses_library
-from linexport.targets.providers import CPU_ONLY, Execution
+from linexport.targets.runtime import providers
+from linexport.targets.runtime.providers import CPU_ONLY, Execution
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload
 

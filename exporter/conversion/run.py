@@ -25,20 +25,19 @@ from linexport.conversion.add_records import (
     with_status,
     with_warnings,
 )
+from linexport.conversion.bisect_matches import blamed
+from linexport.conversion.context import Job, TracedOriginal, load_original
 from linexport.conversion.kernels_by_default import with_kernels_compared
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked, write_predictor
 from linexport.conversion.shared_weights import share_weights
 from linexport.conversion.slower import with_work_counted
-from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.streaming import check_streams, mixing
 from linexport.conversion.vision import write_tower
-from linexport.conversion.withdraw import blamed
-from linexport.conversion.written import written
+from linexport.conversion.write_model import written
 from linexport.errors import UsageError
 from linexport.graph import dims as dimensions
 from linexport.graph import external_data
-from linexport.loaders import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.folder import file_record
@@ -46,9 +45,10 @@ from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import BUFFER, FileRecord, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
+from linexport.sources import LoadedModel
 from linexport.targets.base import uses_library
-from linexport.targets.lowering import PORTABLE
-from linexport.targets.packed_batches import refused
+from linexport.targets.lowering.choice import PORTABLE
+from linexport.targets.lowering.packed_batches import refused
 from linexport.timing.latency import BRIEF
 
 NOT_AS_A_WHOLE = "each layer was proven in turn, and the float32 model not run as a whole"

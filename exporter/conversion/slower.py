@@ -22,7 +22,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.reference import feeds
+from linexport.parity.reference.module import feeds
 from linexport.plugins.ops.op import DOMAIN
 from linexport.timing.work import Work, work_of
 from linexport.trace import Traced

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from linexport import parity
-from linexport.conversion.stages import TracedOriginal
+from linexport.conversion.context import TracedOriginal
 from linexport.graph.dims import sequence
 from linexport.graph.states import State, find_states
 from linexport.manifest.proof import StreamingRecord, TokenFlowRecord

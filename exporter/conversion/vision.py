@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from linexport.conversion.beside import write_beside
-from linexport.conversion.stages import Job
+from linexport.conversion.context import Job
+from linexport.conversion.write_submodel import write_beside
 from linexport.graph.interface import input_records, tensor_records
-from linexport.loaders import LoadedModel
-from linexport.loaders.hugging_face.vision.grid import example_tower
 from linexport.manifest.file_names import VISION, VISION_DATA
 from linexport.manifest.records import VisionRecord
+from linexport.sources import LoadedModel
+from linexport.sources.hugging_face.vision.grid import example_tower
 
 
 def write_tower(job: Job, loaded: LoadedModel) -> VisionRecord | None:

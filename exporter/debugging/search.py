@@ -16,8 +16,8 @@ import torch
 from linexport import parity, targets, trace
 from linexport.artifact.checked import checked_artifact
 from linexport.artifact.signature import Trust
+from linexport.conversion.context import Checks
 from linexport.conversion.revalidate import reopen
-from linexport.conversion.stages import Checks
 from linexport.debugging.cut import cut
 from linexport.debugging.differences import Differences, StateFinding, ValueFinding, Verdict
 from linexport.debugging.first_state import first_split, first_state
@@ -25,20 +25,20 @@ from linexport.debugging.overlay import errors, write_overlay
 from linexport.debugging.repro import write_repro
 from linexport.errors import UsageError
 from linexport.graph import dims, external_data
-from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.records import BUFFER
-from linexport.parity.alone import as_batch, as_rows
 from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.choices import choices_of
 from linexport.parity.compare import largest
 from linexport.parity.diverge import BothValues, as_near
 from linexport.parity.first_token import first_token, token_axis
-from linexport.parity.original_values import original_values
-from linexport.parity.prompts import NONE, PADDINGS, draw_prompt
-from linexport.parity.reference import feeds
+from linexport.parity.language.prompts import NONE, PADDINGS, draw_prompt
+from linexport.parity.language.rows_alone import as_batch, as_rows
+from linexport.parity.reference.module import feeds
+from linexport.parity.reference.values import original_values
+from linexport.parity.routing.choices import choices_of
 from linexport.plugins.ops.registry import known_shapes
+from linexport.sources import LoadedModel
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.system.torch_internals.trees import pytree
 from linexport.targets.base import OrtSession, uses_library
@@ -233,7 +233,7 @@ def _before_conversion(
 
 
 def _alone(tested: parity.ModelUnderTest, given: list[np.ndarray], mask: np.ndarray) -> np.ndarray:
-    """Return the model's outputs for each row alone, see ``linexport.parity.alone``."""
+    """Return the model's outputs for each row alone, see ``parity.language.rows_alone``."""
     by_input = [as_rows(values, mask) for values in given]
     with torch.no_grad():
         found = [

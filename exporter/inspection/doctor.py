@@ -16,7 +16,7 @@ from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
-from linexport.targets.providers import PROVIDERS, Execution, is_beside
+from linexport.targets.runtime.providers import PROVIDERS, Execution, is_beside
 
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
 EXTRAS = {

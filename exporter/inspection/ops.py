@@ -8,7 +8,7 @@ from linexport.manifest.inspected import OpRecord
 from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import linexport_nodes
-from linexport.targets.packed_batches import rows_of
+from linexport.targets.lowering.packed_batches import rows_of
 
 UNKNOWN = "of a package that is not installed: the function in the file runs"
 MAPS = ("feature_map", "kind")

@@ -12,10 +12,10 @@ from linexport.graph import states
 from linexport.graph.dims import sequence
 from linexport.inspection import subgraph
 from linexport.inspection.ops import linexport_ops
-from linexport.loaders import load_model
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, GraphPart, SourceInspection
 from linexport.manifest.records import UNFOLLOWED, RangeRecord, SourceRecord
-from linexport.recognise.draws import within
+from linexport.match.proof.sampling import within
+from linexport.sources import load_model
 from linexport.token_flow import classify, flow_record
 
 REACH = 7

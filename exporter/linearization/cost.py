@@ -25,7 +25,6 @@ from linexport.graph.dims import DimRange
 from linexport.graph.interface import input_records
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.linearization_records import (
     FormCosts,
     FormMemory,
@@ -35,7 +34,8 @@ from linexport.manifest.linearization_records import (
 )
 from linexport.manifest.records import InputRecord, named
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.reference import feeds
+from linexport.parity.reference.module import feeds
+from linexport.sources.loaded_model import LoadedModel
 from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.timing.export import TARGET, export

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from linexport.linearization.calibration import Rows
 from linexport.linearization.find_softmax import Site
-from linexport.loaders.hugging_face.whole import Whole
-from linexport.loaders.metric import Metric
 from linexport.models.registry import ReferenceModel
+from linexport.sources.hugging_face.whole import Whole
+from linexport.sources.metric import Metric
 from linexport.system.torch_internals.trees import pytree
 
 _HEADS = ("Classification", "MaskedLM")

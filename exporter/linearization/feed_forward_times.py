@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from linexport import targets, trace
 from linexport.graph.interface import input_records
-from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.manifest.linearization_records import FeedForwardTimes
 from linexport.models.feed_forward import ACTIVATIONS
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Settings, interleaved
 

@@ -23,10 +23,6 @@ from linexport.linearization.quality import judged_no_better
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms, without
 from linexport.linearization.save import save
 from linexport.linearization.verdict import Measurements, verdict
-from linexport.loaders.default_dims import default_dims
-from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.metric import Evaluate, Metric, as_metric
-from linexport.loaders.weights import parameter_summary
 from linexport.manifest.linearization_records import (
     AttentionRow,
     CalibrationRecord,
@@ -38,6 +34,10 @@ from linexport.manifest.linearization_records import (
 from linexport.manifest.records import StageRecord
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
+from linexport.sources.default_dims import default_dims
+from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.metric import Evaluate, Metric, as_metric
+from linexport.sources.weights import parameter_summary
 from linexport.system import environment
 from linexport.system.progress import Progress, Silent, Stopwatch
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from linexport.errors import UsageError
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import checkpoint
 from linexport.models.registry import ReferenceModel
+from linexport.sources.loaded_model import LoadedModel
 from linexport.trace import export_program
 
 CHECKPOINT, PROGRAM = ".pt", ".pt2"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders import load_model
-from linexport.loaders.callables import find_callable, user_code
-from linexport.loaders.loaded_model import LoadedModel
+from linexport.sources import load_model
+from linexport.sources.callables import find_callable, user_code
+from linexport.sources.loaded_model import LoadedModel
 
 
 def source(name: str, seed: int) -> LoadedModel:

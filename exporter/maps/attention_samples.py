@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from linexport.errors import UsageError
-from linexport.loaders import load_model
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import multihead_attention
 from linexport.models.attention import LinearAttention
 from linexport.models.attention_masks import understood
 from linexport.models.linear_attention_layer import LinearAttentionLayer
 from linexport.models.registry import ReferenceModel
 from linexport.models.softmax_calls import Attending, Call, ComputeAttention
+from linexport.sources import load_model
+from linexport.sources.loaded_model import LoadedModel
 
 Array = NDArray[np.float64]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from linexport import targets, trace
-from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.timing import export as timing

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from linexport.errors import UsageError
-from linexport.loaders.files import check_text
 from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.sources.files import check_text
 from linexport.system.escape import yaml_string
 
 APPLICATION = "linexport.serving.ray:app"

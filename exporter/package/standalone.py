@@ -12,8 +12,8 @@ from linexport.errors import UsageError
 from linexport.graph.walk import all_graphs, nodes_within, rename_values
 from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
-from linexport.targets import definitions
-from linexport.targets.inlined import inlined
+from linexport.targets.lowering import op_functions
+from linexport.targets.lowering.inlined import inlined
 
 MOST = 2**31 - 2**20
 """Bytes of a protobuf; these systems take no weights in other files."""
@@ -27,7 +27,7 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     """
     check_size(job)
     written = onnx.load_model(str(job.source / MODEL))
-    if definitions.are_in(written):
+    if op_functions.are_in(written):
         raise UsageError(
             f"{job.source} is of target {job.manifest.target}: it has GatedDeltaNet, "
             "which ONNX Runtime 1.31 has for GPUs alone, and this destination runs models on a "

@@ -21,9 +21,9 @@ import onnx
 
 from linexport import manifest as manifests
 from linexport.artifact import write
-from linexport.artifact.language_interface import LanguageInterface, language_interface
-from linexport.artifact.rewiring import Rewiring, layer, pairs, recurrent, rows
-from linexport.artifact.tokenizer import MODEL_CONFIG, end_tokens, model_config
+from linexport.artifact.io_adapter import Rewiring, layer, pairs, recurrent, rows
+from linexport.artifact.text.language_interface import LanguageInterface, language_interface
+from linexport.artifact.text.tokenizer import MODEL_CONFIG, end_tokens, model_config
 from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.package.destination import Destination, Packaged, Packaging

@@ -2,11 +2,11 @@
 
 from linexport.parity.check import ModelUnderTest, Parity, check
 from linexport.parity.diverge import first_divergence
-from linexport.parity.language import check_language
-from linexport.parity.layer_by_layer import check_layers, layer_values
-from linexport.parity.layers import first_layer
+from linexport.parity.language.check import check_language
+from linexport.parity.language.layer_by_layer import check_layers, layer_values
+from linexport.parity.language.layers import first_layer
 from linexport.parity.library import check_library, not_run, proven
-from linexport.parity.streaming import check_in_place, check_streaming
+from linexport.parity.streams.check import check_in_place, check_streaming
 
 __all__ = [
     "ModelUnderTest",

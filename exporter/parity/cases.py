@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from linexport.graph.dims import DimRange, sequence
-from linexport.loaders.bounds import bounds_of
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.parity.input_kinds import draw_like
+from linexport.sources.bounds import bounds_of
+from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals.trees import pytree
 
 NEVER_TRACED = (37, 150, 101)

@@ -18,7 +18,6 @@ import torch
 from linexport.errors import NothingComparedError
 from linexport.graph.dims import DimRange, sequence
 from linexport.graph.states import State, batch_dim
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import (
     CaseRecord,
     DenominatorRecord,
@@ -29,7 +28,6 @@ from linexport.manifest.proof import (
     ToleranceRecord,
 )
 from linexport.manifest.records import VisionRecord
-from linexport.parity import coarse_operators, padding, random_rounding
 from linexport.parity.cases import (
     SIDE_BY_SIDE,
     USUAL,
@@ -41,20 +39,22 @@ from linexport.parity.cases import (
     plan_cases,
     unbounded,
 )
-from linexport.parity.choices import recording
 from linexport.parity.compare import EDGES, Comparison, compare_arrays, largest
-from linexport.parity.extra_outputs import OpenChanged
-from linexport.parity.near_ties import NearTies, decide, notes
-from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
-from linexport.parity.reference import Arguments, Reference, feeds, run_deciding
-from linexport.parity.rounding import apart, is_nothing_else
-from linexport.parity.side_by_side import run_side_by_side
-from linexport.parity.splits import BEHIND, LONGEST_CALL
+from linexport.parity.noise import low_precision_ops, padding, random_rounding
+from linexport.parity.noise.float32_error import apart, is_nothing_else
+from linexport.parity.reference.extra_outputs import OpenChanged
+from linexport.parity.reference.module import Arguments, Reference, feeds, run_deciding
+from linexport.parity.reference.outputs import VANISHED, ReferenceOutput, run_reference
+from linexport.parity.routing.choices import recording
+from linexport.parity.routing.near_ties import NearTies, decide, notes
+from linexport.parity.streams.side_by_side import run_side_by_side
+from linexport.parity.streams.splits import BEHIND, LONGEST_CALL
 from linexport.parity.tolerances import STEPS, TOLERANCES, Tolerance
+from linexport.sources.loaded_model import LoadedModel
 from linexport.system import memory
 from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
-from linexport.targets.providers import CPU_ONLY, Execution
+from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
 LONGEST_OF_MANY = 1024
 """Tokens of a sequence beside others, at the most."""
@@ -450,8 +450,8 @@ def _with_coarse_operators(
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     exact = expected[-1].outputs
     single = Reference(tested.loaded, torch.float32)
-    lost = coarse_operators.lost_to_operators(single, inputs, exact)
-    parity.notes.extend(coarse_operators.notes(lost, exact, case, tested.tolerance))
+    lost = low_precision_ops.lost_to_operators(single, inputs, exact)
+    parity.notes.extend(low_precision_ops.notes(lost, exact, case, tested.tolerance))
     if any(is_nothing_else(a, b, case) for a, b in zip(lost, exact, strict=True)):
         return []
     return _allowing(expected, lost)

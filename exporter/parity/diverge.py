@@ -15,17 +15,17 @@ import numpy as np
 from linexport.graph import external_data
 from linexport.graph.dims import sequence
 from linexport.manifest.proof import DivergenceRecord
-from linexport.parity import extra_outputs
 from linexport.parity.bisection import Ancestry, Found, first_different
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.choices import choices_of, run_with
 from linexport.parity.compare import Comparison, compare_arrays, largest
 from linexport.parity.first_token import first_token
-from linexport.parity.near_ties import Deciding, ForcedChoices
-from linexport.parity.original_values import OriginalValues, original_values
-from linexport.parity.plain import run_plain_export
-from linexport.parity.reference import feeds
+from linexport.parity.reference import extra_outputs
+from linexport.parity.reference.module import feeds
+from linexport.parity.reference.plain_export import run_plain_export
+from linexport.parity.reference.values import OriginalValues, original_values
+from linexport.parity.routing.choices import choices_of, run_with
+from linexport.parity.routing.near_ties import Deciding, ForcedChoices
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
 from linexport.system.torch_internals.trees import pytree

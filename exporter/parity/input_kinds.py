@@ -6,7 +6,7 @@
     probabilities  not negative, with rows that sum to 1, or with a single 1
     bounded        of one sign, or all between -1 and 1: between two values of the example
 
-An example of normal values has none of these but by chance, see ``loaders.bounds``.
+An example of normal values has none of these but by chance, see ``sources.bounds``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from linexport.loaders.bounds import UNLIKELY, bounds_of
+from linexport.sources.bounds import UNLIKELY, bounds_of
 
 SUMS_TO_ONE = 1e-4
 """Error of a sum of probabilities."""

@@ -18,13 +18,13 @@ import numpy as np
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.parity.cases import MAGNITUDES, Case, draw_inputs, plan_cases
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.own_rounding import compare_runs
-from linexport.parity.reference import feeds
-from linexport.parity.streaming import check_streaming
+from linexport.parity.noise.own_rounding import compare_runs
+from linexport.parity.reference.module import feeds
+from linexport.parity.streams.check import check_streaming
 from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.targets import InferenceSession
-from linexport.targets.tokenwise.version import native_version
+from linexport.targets.cpu_fusion.version import native_version
 
 log = logging.getLogger(__name__)
 

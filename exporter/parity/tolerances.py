@@ -18,7 +18,7 @@ Of a language model it is the worst distance in any case that is off by more tha
 where a norm divides by nearly nothing, a token or two have most of it. So no token may be off by
 more than ``SPREAD`` times as much as what rounding does to that token allows. That is known of the
 one run in float32, in which it may be little by chance, and of random roundings, see
-``linexport.parity.random_rounding``: with m_t what is known of token t and m the worst distance,
+``parity.noise.random_rounding``: with m_t what is known of token t and m the worst distance,
 
     |a_t - r_t| <= max(absolute + relative * max|r|, ROUNDING * min(max(m_t, m), SPREAD * m_t))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from linexport.system.first_use import on_first_use
 
 if TYPE_CHECKING:
-    from linexport.passes.contract import (
+    from linexport.graph.contract import (
         STAGES,
         STATELESS,
         NoMatchError,
@@ -41,10 +41,10 @@ __all__ = [
 
 _CONTRACT = ("STAGES", "STATELESS", "NoMatchError", "Pass", "PassResult", "rewrite_matches")
 _HOMES = {
-    **dict.fromkeys(_CONTRACT, "contract"),
-    **dict.fromkeys(("RESULT", "GraphDump"), "dump"),
-    **dict.fromkeys(("all_passes", "find_pass", "target_passes"), "registry"),
-    **dict.fromkeys(("Rewritten", "rewrite", "run"), "rewriting"),
+    **dict.fromkeys(_CONTRACT, "linexport.graph.contract"),
+    **dict.fromkeys(("RESULT", "GraphDump"), ".dump"),
+    **dict.fromkeys(("all_passes", "find_pass", "target_passes"), ".registry"),
+    **dict.fromkeys(("Rewritten", "rewrite", "run"), ".rewriting"),
 }
 
 __getattr__ = on_first_use(__name__, _HOMES)

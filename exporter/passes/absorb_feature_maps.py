@@ -12,8 +12,8 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output, producer
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops import feature_map, linear_attention
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.copies import copy_nodes, disconnect, folded
 from linexport.graph.edit import index_of
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.passes.token_loops import MOST_STEPS
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.find import attention_in
+from linexport.loops.token_loops import MOST_STEPS
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.search.matcher import attention_in
 
 log = logging.getLogger(__name__)
 

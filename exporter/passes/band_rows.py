@@ -18,21 +18,21 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import NoMatchError, Pass, PassResult
 from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.partial_eval import stated_sizes
+from linexport.graph.run_subgraph import NotRunnableError, session
 from linexport.graph.shapes import completed_shapes
-from linexport.passes.contract import NoMatchError, Pass, PassResult
+from linexport.match.emit.candidate import inputs_of
+from linexport.match.emit.rewriter import withdraw
+from linexport.match.errors import NotAttentionError
+from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
+from linexport.match.search.band_nodes import BandWriter
+from linexport.match.search.bands import Band, BandReader
+from linexport.match.search.in_pieces import nearly_equal
+from linexport.match.search.masked_softmax import SoftmaxReader
 from linexport.passes.past_rows import PastRows, RowsLayout
-from linexport.recognise.band_nodes import BandWriter
-from linexport.recognise.bands import Band, BandReader
-from linexport.recognise.candidate import inputs_of
-from linexport.recognise.errors import NotAttentionError
-from linexport.recognise.in_pieces import nearly_equal
-from linexport.recognise.masked_softmax import SoftmaxReader
-from linexport.recognise.rewriter import withdraw
-from linexport.recognise.running import NotRunnableError, session
-from linexport.recognise.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
-from linexport.recognise.values import stated_sizes
 
 log = logging.getLogger(__name__)
 

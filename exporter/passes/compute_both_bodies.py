@@ -4,7 +4,7 @@
     else: o = 2 v                  ->    o = Where(c, a, b)
 
 Ops of linexport are put into the main graph alone, and a state is carried whatever is chosen.
-``recognise.branches`` says when both bodies may be computed.
+``match.search.speculate_if`` says when both bodies may be computed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.copies import name_apart
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.recognise.branches import BRANCHES, why_kept
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.find import attention_in
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.search.matcher import attention_in
+from linexport.match.search.speculate_if import BRANCHES, why_kept
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.copies import name_apart
 from linexport.graph.edit import END, index_of
 from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.partial_eval import Values
 from linexport.graph.shapes import completed_shapes
+from linexport.loops.row_writes import RowWrite
+from linexport.loops.step_nodes import copy_given, with_steps_along
+from linexport.loops.token_loops import Read, TokenLoop, token_loop
+from linexport.match.emit.layout import Nodes, written_size
 from linexport.passes import simplify
-from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.passes.row_writes import RowWrite
-from linexport.passes.step_nodes import copy_given, with_steps_along
-from linexport.passes.token_loops import Read, TokenLoop, token_loop
-from linexport.recognise.nodes import Nodes, written_size
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@
     y = f(0 .. 0 ++ x)                   seen = [past, x]    y = f(seen)         present = seen[-r:]
 
 where f looks back along the tokens by r rows at most: a convolution with gaps or without, a
-pooling, an unfolding, sums of slices. In whichever way a delay is written, ``recognise.moved``
-reads it; that f is the same in pieces, ``recognise.in_pieces`` proves. All that looks back at one
-value has one state, of as many rows as the farthest of it needs; a delay by one alone is an op.
+pooling, an unfolding, sums of slices. In whichever way a delay is written, ``match.search.shifts``
+reads it; that f is the same in pieces, ``match.search.in_pieces`` proves. All that looks back at
+one value has one state, of as many rows as the farthest of it needs; a delay by one alone is an op.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from functools import partial
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import NoMatchError, Pass, PassResult
 from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.partial_eval import Values
 from linexport.graph.shapes import completed_shapes
-from linexport.passes.contract import NoMatchError, Pass, PassResult
+from linexport.match.forms.token_sizes import TokenSizes
+from linexport.match.roles.subgraph import reads
+from linexport.match.search.in_pieces import NoWindowError, WindowReader
+from linexport.match.search.shifts import ALONG, LAYOUT, SELECTING, Moved, MoveReader
 from linexport.passes.pads_apart import pads_apart
 from linexport.passes.past_rows import Line, PastRows, RowsLayout
 from linexport.passes.stateful_causal_conv import becomes_op
 from linexport.passes.token_shift import is_token_shift, write_token_shift
-from linexport.recognise.in_pieces import NoWindowError, WindowReader
-from linexport.recognise.moved import ALONG, LAYOUT, SELECTING, Moved, MoveReader
-from linexport.recognise.region import reads
-from linexport.recognise.token_sizes import TokenSizes
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

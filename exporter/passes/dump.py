@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.errors import UsageError
 from linexport.graph import surgeon
-from linexport.passes.contract import Pass
+from linexport.graph.contract import Pass
 from linexport.passes.diff import graph_diff
 from linexport.system.terminal import printable
 

@@ -18,12 +18,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.dims import PAST
 from linexport.graph.edit import END, producer
 from linexport.graph.states import PAST_MASK, ROWS, is_rows
-from linexport.passes.contract import Pass, PassResult
-from linexport.recognise.errors import NotAttentionError
-from linexport.recognise.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
+from linexport.match.errors import NotAttentionError
+from linexport.match.search.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.errors import OpError
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_read, producer
-from linexport.passes.contract import Pass, PassResult
+from linexport.graph.partial_eval import Values
+from linexport.match.emit.layout import element_type
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
-from linexport.recognise.nodes import element_type
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,9 @@ def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, 
     None where the graph provides another past.
     """
     past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
-    # A product of zeros and signs or turns, see ``recognise.signed``, ``recognise.turns`` and
-    # ``models.flash_linear_attention.mamba3``, which are of the tokens at hand.
+    # A product of zeros and signs or turns, see ``match.emit.signed_decay``,
+    # ``match.emit.complex_diagonal`` and ``models.flash_linear_attention.mamba3``, which are of
+    # the tokens at hand.
     turn = None if past.is_empty() else producer(past if known.is_zero(past) else _unshaped(past))
     if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
         zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]

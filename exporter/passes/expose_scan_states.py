@@ -16,10 +16,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import producer
+from linexport.graph.partial_eval import Values
 from linexport.graph.states import SCAN
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

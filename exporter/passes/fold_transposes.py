@@ -11,6 +11,7 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import (
     identity_of,
     is_output,
@@ -18,7 +19,6 @@ from linexport.graph.edit import (
     producer,
     replace_all_uses_with,
 )
-from linexport.passes.contract import Pass, PassResult
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
     sum_s [s <= t] phi(q_t) . phi(k_s) v_s / (sum_s [s <= t] phi(q_t) . phi(k_s) + eps)
 
 however it is multiplied out, masked, summed, transposed and reshaped; see
-``linexport.recognise``. Each rewrite is proven by running both sides; what fails stays as it was.
+``linexport.match``. Each rewrite is proven by running both sides; what fails stays as it was.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from functools import partial
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
+from linexport.graph.findings import Findings
+from linexport.graph.scan_body import nonlinear_operator
 from linexport.graph.shapes import completed_shapes
+from linexport.match.search.by_probing import replace_loops
+from linexport.match.search.matcher import Search
+from linexport.match.search.row_sums import replace_row_sums
+from linexport.match.search.stabilized import replace_stabilized
 from linexport.passes import simplify
-from linexport.passes.contract import Pass, PassResult
+from linexport.passes.complex_loops import replace_turning_loops
 from linexport.passes.scan_cascades import separate_states
-from linexport.passes.turning_loops import replace_turning_loops
-from linexport.recognise.find import Search
-from linexport.recognise.findings import Findings
-from linexport.recognise.row_sums import replace_row_sums
-from linexport.recognise.scan_body import nonlinear_operator
-from linexport.recognise.stabilized import replace_stabilized
-from linexport.recognise.stateful import replace_loops
 
 log = logging.getLogger(__name__)
 

@@ -19,20 +19,15 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.edit import index_of, name_type
-from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
-from linexport.passes.scan_rates import join_rates
-from linexport.passes.scan_sums import join_sums
-from linexport.passes.step_nodes import (
-    copy_given,
-    drop_unread,
-    leaves,
-    scanned_axes,
-)
-from linexport.passes.step_norms import as_layer_norms
-from linexport.recognise.scan_body import has_directions, nonlinear_operator
-from linexport.recognise.values import Values
+from linexport.graph.partial_eval import Values
+from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.loops.affine_update import join_sums
+from linexport.loops.rates import join_rates
+from linexport.loops.step_nodes import copy_given, drop_unread, leaves, scanned_axes
+from linexport.loops.step_norms import as_layer_norms
+from linexport.loops.vectorize_over_time import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops.op import DOMAIN
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import producer
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.passes.rsqrt_to_div import NARROWEST
 
 log = logging.getLogger(__name__)

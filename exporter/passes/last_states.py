@@ -12,9 +12,9 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.edit import index_of, is_read, original_of
-from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.recognise.scan_body import has_directions, nonlinear_operator
+from linexport.graph.scan_body import has_directions, nonlinear_operator
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import onnx_graphsurgeon as gs
 
 from linexport.errors import BuildError
+from linexport.graph.contract import STATELESS, TARGET, Pass
+from linexport.graph.findings import Findings
 from linexport.manifest.rewriting import PassRecord
-from linexport.passes.contract import STATELESS, TARGET, Pass
 from linexport.passes.dump import GraphDump
-from linexport.recognise import Findings
 
 log = logging.getLogger(__name__)
 

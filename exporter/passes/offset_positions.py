@@ -18,13 +18,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import Pass, PassResult
+from linexport.graph.monomials import Size, parse
+from linexport.graph.partial_eval import Values
 from linexport.graph.states import LENGTH
-from linexport.passes.contract import Pass, PassResult
+from linexport.match.forms.token_sizes import TokenSizes
+from linexport.match.search.position_tables import CountReader
 from linexport.passes.past_length import PastLength, token_source
-from linexport.recognise.counted import CountReader
-from linexport.recognise.sizes import Size, parse
-from linexport.recognise.token_sizes import TokenSizes
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

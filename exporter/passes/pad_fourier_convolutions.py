@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output
+from linexport.graph.monomials import Size
 from linexport.graph.shapes import completed_shapes
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.recognise.axes import size_of
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.fourier import FourierConvolution, read_convolution
-from linexport.recognise.sizes import Size
+from linexport.match.forms.axes import size_of
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.forms.fourier import FourierConvolution, read_convolution
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of
-from linexport.recognise.nodes import written_size
-from linexport.recognise.sizes import Size
-from linexport.recognise.token_sizes import TokenSizes
-from linexport.recognise.values import Values, stated_sizes
+from linexport.graph.monomials import Size
+from linexport.graph.partial_eval import Values, stated_sizes
+from linexport.match.emit.layout import written_size
+from linexport.match.forms.token_sizes import TokenSizes
 
 FILLINGS = {"Conv": 0.0, "AveragePool": 0.0, "MaxPool": -math.inf}
 """Numbers that windows of an operator see in front of the first token."""

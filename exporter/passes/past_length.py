@@ -8,8 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.states import LENGTH
-from linexport.recognise.counted import Counted
-from linexport.recognise.nodes import element_type
+from linexport.match.emit.layout import element_type
+from linexport.match.search.position_tables import Counted
 
 
 def token_source(graph: gs.Graph, length: str) -> tuple[gs.Tensor, int] | None:

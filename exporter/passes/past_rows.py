@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError
 from linexport.graph.edit import END, is_output
+from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.states import CONVOLVED
-from linexport.passes.contract import NoMatchError
-from linexport.recognise.moved import FIRST, Moved
-from linexport.recognise.nodes import written_size
-from linexport.recognise.sizes import ONE, Size, parse
-from linexport.recognise.values import stated_sizes
+from linexport.match.emit.layout import written_size
+from linexport.match.search.shifts import FIRST, Moved
 
 Shape = list[int | str]
 

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import element_type_of
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 
 log = logging.getLogger(__name__)
 

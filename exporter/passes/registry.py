@@ -10,7 +10,7 @@ import pkgutil
 from functools import cache
 
 from linexport.errors import UsageError
-from linexport.passes.contract import TARGET, Pass
+from linexport.graph.contract import TARGET, Pass
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 GROUP = "linexport.passes"

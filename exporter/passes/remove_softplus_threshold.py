@@ -12,8 +12,8 @@ import logging
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output, producer, replace_all_uses_with
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 
 log = logging.getLogger(__name__)
 

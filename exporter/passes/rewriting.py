@@ -9,17 +9,17 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph import surgeon
+from linexport.graph.contract import STAGES
 from linexport.graph.external_data import Weights
+from linexport.graph.findings import Findings, UnmatchedCandidate
 from linexport.graph.shapes import completed_shapes
 from linexport.manifest.rewriting import PassRecord
+from linexport.match.search.obstacles import first_loop, first_obstacle
 from linexport.passes import fuse_linear_attention
-from linexport.passes.contract import STAGES
 from linexport.passes.dump import GraphDump
 from linexport.passes.manager import run_passes
 from linexport.passes.registry import all_passes, target_passes
 from linexport.plugins.ops.op import DOMAIN
-from linexport.recognise import Findings, UnmatchedCandidate
-from linexport.recognise.obstacles import first_loop, first_obstacle
 
 
 @dataclass(frozen=True)

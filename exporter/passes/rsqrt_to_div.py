@@ -13,8 +13,8 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import producer
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 
 log = logging.getLogger(__name__)
 

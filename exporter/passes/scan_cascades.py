@@ -16,14 +16,14 @@ from functools import partial
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import rewrite_matches
+from linexport.graph.partial_eval import Values
+from linexport.loops.delays import delayed_states, give_tokens, given_tokens, shift_tokens
+from linexport.loops.fission import Parts, take_apart
+from linexport.loops.output_sums import output_sums, split_sums
+from linexport.loops.state_components import read_groups
+from linexport.loops.step_nodes import numbers_in
 from linexport.passes import hoist_from_scans, sink_from_scans
-from linexport.passes.contract import rewrite_matches
-from linexport.passes.scan_delays import delayed_states, give_tokens, given_tokens, shift_tokens
-from linexport.passes.scan_groups import read_groups
-from linexport.passes.scan_output_sums import output_sums, split_sums
-from linexport.passes.scan_parts import Parts, take_apart
-from linexport.passes.step_nodes import numbers_in
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Log(CumSum(Exp(x))) -> a Scan over tokens that does not overflow, see ``recognise.log_sums``.
+"""Log(CumSum(Exp(x))) -> a Scan over tokens that does not overflow, see ``graph.log_sums``.
 
 Sums that are part of a recurrence are fused before this pass runs; this is for the others.
 """
@@ -9,8 +9,8 @@ import logging
 
 import onnx_graphsurgeon as gs
 
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.recognise.log_sums import log_sum, write_scan
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.graph.log_sums import log_sum, write_scan
 
 log = logging.getLogger(__name__)
 

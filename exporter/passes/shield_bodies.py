@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import producer
-from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import DOMAIN
 
 MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool"} | {

@@ -25,6 +25,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import (
     identity_of,
     is_output,
@@ -34,7 +35,6 @@ from linexport.graph.edit import (
 )
 from linexport.graph.folding import fold, is_readable, nbytes
 from linexport.graph.operators import NOT_A_FUNCTION
-from linexport.passes.contract import Pass, PassResult
 
 log = logging.getLogger(__name__)
 

@@ -18,20 +18,12 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY
-from linexport.passes import scan_parts
-from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.passes.lifted_steps import (
-    COMPARE,
-    ELEMENTWISE,
-    NORMALISERS,
-    PRODUCTS,
-    LiftedSteps,
-    ScannedTokens,
-    Shape,
-)
-from linexport.passes.step_nodes import (
+from linexport.graph.scan_body import has_directions
+from linexport.loops import fission
+from linexport.loops.step_nodes import (
     ARITHMETIC,
     give_every_step,
     keep_outputs,
@@ -41,7 +33,15 @@ from linexport.passes.step_nodes import (
     scanned_axes,
     with_steps_along,
 )
-from linexport.recognise.scan_body import has_directions
+from linexport.loops.vectorize_over_time import (
+    COMPARE,
+    ELEMENTWISE,
+    NORMALISERS,
+    PRODUCTS,
+    LiftedSteps,
+    ScannedTokens,
+    Shape,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def run(graph: gs.Graph) -> PassResult:
     """Take what only outputs need, and recognition does not follow, out of every Scan."""
     sunk = rewrite_matches(graph, _plan, _sink, log).modified
     parted = False
-    while rewrite_matches(graph, scan_parts.plan, scan_parts.take_apart, log).modified:
+    while rewrite_matches(graph, fission.plan, fission.take_apart, log).modified:
         parted = True
     again = parted and rewrite_matches(graph, _plan, _sink, log).modified
     return PassResult(sunk or parted or again)

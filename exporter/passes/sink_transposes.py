@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_output, replace_all_uses_with
-from linexport.passes.contract import Pass, PassResult
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_output
+from linexport.graph.monomials import ONE
 from linexport.graph.operators import AXES_ONLY
+from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.shapes import completed_shapes
-from linexport.passes.contract import Pass, PassResult
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.sizes import ONE
-from linexport.recognise.terms import Form, Leaf
-from linexport.recognise.token_sizes import of_positions
-from linexport.recognise.values import stated_sizes
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.forms.terms import Form, Leaf
+from linexport.match.forms.token_sizes import of_positions
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.edit import index_of, producer
-from linexport.passes.contract import Pass, PassResult, rewrite_matches
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output, producer
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.graph.monomials import parse
+from linexport.graph.partial_eval import Values
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
-from linexport.recognise.sizes import parse
-from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 

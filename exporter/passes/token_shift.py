@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.match.search.shifts import Moved
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
-from linexport.recognise.moved import Moved
 
 
 def is_token_shift(moved: Moved) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import END, is_output, producer
-from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.recognise.sizes import Size, parse
-from linexport.recognise.values import Values
+from linexport.graph.monomials import Size, parse
+from linexport.graph.partial_eval import Values
 
 log = logging.getLogger(__name__)
 

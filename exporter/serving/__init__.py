@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool", "PrefixCache", "Session"]
 
-_HOMES = {"Pool": "pool", "PrefixCache": "prefix_cache", "Session": "session"}
+_HOMES = {"Pool": ".pool", "PrefixCache": ".prefix_cache", "Session": ".session"}
 
 __getattr__ = on_first_use(__name__, _HOMES)

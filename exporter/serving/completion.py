@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from linexport.artifact import StreamState, draws
-from linexport.artifact.language_interface import LanguageInterface
-from linexport.artifact.restrictions import Restrictions
-from linexport.artifact.sampling import log_probabilities
-from linexport.artifact.stops import StopStrings, stop_rules
-from linexport.artifact.tokenizer import Tokenizer
+from linexport.artifact import StreamState
+from linexport.artifact.text import draws
+from linexport.artifact.text.language_interface import LanguageInterface
+from linexport.artifact.text.restrictions import Restrictions
+from linexport.artifact.text.sampling import log_probabilities
+from linexport.artifact.text.stops import StopStrings, stop_rules
+from linexport.artifact.text.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
 from linexport.serving.engine import Engine
 from linexport.serving.metrics import Metrics, Pace

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from linexport.artifact import Artifact
-from linexport.artifact.language_interface import language_interface
+from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import UsageError
 from linexport.serving.call_time import in_time
 from linexport.serving.channel import Channel, Outbox

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from linexport.artifact.generation_config import GenerationDefaults, generation_defaults
-from linexport.artifact.language_interface import language_interface
-from linexport.artifact.template import ChatTemplate, find_template, special_tokens
-from linexport.artifact.tokenizer import (
+from linexport.artifact.text.generation_config import GenerationDefaults, generation_defaults
+from linexport.artifact.text.language_interface import language_interface
+from linexport.artifact.text.template import ChatTemplate, find_template, special_tokens
+from linexport.artifact.text.tokenizer import (
     GENERATION_CONFIG,
     Tokenizer,
     context,

@@ -22,7 +22,7 @@ from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, PADDING
-from linexport.targets.device_array import DeviceArray
+from linexport.targets.runtime.device_array import DeviceArray
 
 
 class Layout:

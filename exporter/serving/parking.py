@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linexport.artifact import StreamState
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 from linexport.errors import UsageError
 from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
 from linexport.serving.text import Beginning, TextSettings

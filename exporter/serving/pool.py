@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Any
 
 from linexport.artifact.call_inputs import Arrays
-from linexport.artifact.lost_rows import lost_rows
+from linexport.artifact.nan_rows import lost_rows
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.state import StreamState
 from linexport.errors import (

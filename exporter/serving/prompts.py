@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays
-from linexport.artifact.language_interface import language_interface
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.state import StreamState
+from linexport.artifact.text.language_interface import language_interface
 from linexport.serving.prefix_cache import PrefixCache
 
 

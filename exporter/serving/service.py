@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from linexport.artifact.encoder import TooManyTokensError
-from linexport.artifact.language_interface import language_interface
+from linexport.artifact.text.encoder import TooManyTokensError
+from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import LinexportError, UsageError
-from linexport.loaders.onnx_file.skeleton import skeleton
 from linexport.manifest import MODEL
 from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import Computing, TextEvents
@@ -20,6 +19,7 @@ from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
 from linexport.serving.text import Beginning, Order, TextSettings
+from linexport.sources.onnx_file.skeleton import skeleton
 
 
 class ContextLengthError(UsageError):

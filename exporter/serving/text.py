@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from linexport.artifact import StreamState
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 
 Reason = Literal["stop", "length", "parked"]
 

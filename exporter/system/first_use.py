@@ -12,12 +12,13 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]
 
     Args:
         package: its name.
-        homes: by each of the names, the module of the package that has it.
+        homes: by each of the names, the module that has it; from a dot on where it is in the
+            package.
     """
 
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        return getattr(importlib.import_module(homes[name], package), name)
 
     return find

@@ -16,8 +16,8 @@ from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.system.time_limit import watched
-from linexport.targets.ort_options import LOGITS_TO_KEEP, session_options, write_profile
-from linexport.targets.providers import CPU, CPU_ONLY, Execution
+from linexport.targets.runtime.options import LOGITS_TO_KEEP, session_options, write_profile
+from linexport.targets.runtime.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
     import numpy as np
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # help lists the targets, and answers without these
 
     from linexport.graph.dims import DimRange
     from linexport.graph.external_data import ModelSource
-    from linexport.targets.lowering import Candidates
-    from linexport.targets.ort_memory import OrtMemory
+    from linexport.targets.lowering.choice import Candidates
+    from linexport.targets.runtime.device_memory import OrtMemory
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class OrtSession:
         profile: Path | None = None,
         logits: str | None = None,
     ) -> None:
-        from linexport.targets import ort_opening
+        from linexport.targets.runtime import opening as ort_opening
 
         def options() -> Any:
             made = session_options(threads, taking_turns, low_memory)
@@ -303,7 +303,7 @@ class OrtSession:
         self.inner, self.native, self.placement = found.inner, found.native, found.placement
         self.memory: OrtMemory | None = None
         if execution.provider != CPU:
-            from linexport.targets.ort_memory import OrtMemory
+            from linexport.targets.runtime.device_memory import OrtMemory
 
             self.memory = OrtMemory(self.inner, found.captures)
         memory.trim_memory()
@@ -320,7 +320,7 @@ class OrtSession:
 
     def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model with some outputs written to arrays that are there; return the others."""
-        from linexport.targets.ort_memory import OrtMemory
+        from linexport.targets.runtime.device_memory import OrtMemory
 
         bound = self.memory or OrtMemory(self.inner)
         return bound.run(self._complete(inputs), arrays)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.op import Node
-from linexport.targets import diagonal
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate, by_rules
+from linexport.targets.lowering import diagonal
+from linexport.targets.lowering.choice import Candidate, by_rules
 
 
 def _attention(node: Node) -> Sequence[Candidate]:

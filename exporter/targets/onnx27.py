@@ -19,9 +19,9 @@ from linexport.graph.external_data import ModelSource
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import multiplied_out, view
 from linexport.plugins.ops.op import Node
-from linexport.targets import kernels
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate, by_rules
+from linexport.targets.lowering import kernels
+from linexport.targets.lowering.choice import Candidate, by_rules
 
 OPSET = 27
 

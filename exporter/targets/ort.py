@@ -16,9 +16,9 @@ from linexport.plugins.ops import (
 )
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, single_numbers, view
 from linexport.plugins.ops.op import Node
-from linexport.targets import convolution, diagonal, kernels, native_kernel
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate, Rules, by_rules
+from linexport.targets.lowering import convolution, diagonal, kernels, native_kernel
+from linexport.targets.lowering.choice import Candidate, Rules, by_rules
 
 WIDEST_KEY = 256
 NUMBERS = "keys and values of width one: all heads as channels, chunks of tokens at once"

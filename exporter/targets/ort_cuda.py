@@ -37,7 +37,6 @@ from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.ops import causal_conv, causal_conv_tokens, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
 from linexport.plugins.ops.op import Lowering, Node, Op
-from linexport.targets import cuda_bfloat16, diagonal, kernels, native_kernel, varlen_conv
 from linexport.targets.base import (
     DTYPES,
     InferenceSession,
@@ -46,10 +45,11 @@ from linexport.targets.base import (
     Target,
     check_precision,
 )
-from linexport.targets.lowering import Candidate, Rules, by_rules
-from linexport.targets.packed_batches import ENDS, packed
-from linexport.targets.packed_session import by_rows
-from linexport.targets.providers import CPU, CPU_ONLY
+from linexport.targets.lowering import cuda_bfloat16, diagonal, kernels, native_kernel, varlen_conv
+from linexport.targets.lowering.choice import Candidate, Rules, by_rules
+from linexport.targets.lowering.packed_batches import ENDS, packed
+from linexport.targets.runtime.packed_session import by_rows
+from linexport.targets.runtime.providers import CPU, CPU_ONLY
 from linexport.targets.trt import parser_form
 from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.layers import with_layers

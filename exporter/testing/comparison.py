@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from linexport.conversion.context import Checks
 from linexport.conversion.pipeline import convert_checked
-from linexport.conversion.stages import Checks
 from linexport.debugging import debug
 from linexport.errors import UsageError
-from linexport.loaders.objects import load_object
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.proof import CaseRecord
 from linexport.parity.cases import ChosenSizes
+from linexport.sources.objects import load_object
 
 
 @dataclass(frozen=True)

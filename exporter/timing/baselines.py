@@ -14,18 +14,18 @@ import torch
 
 from linexport import targets, trace
 from linexport.graph import dims
-from linexport.loaders.loaded_model import LoadedModel
-from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.reference import feeds
+from linexport.parity.reference.module import feeds
+from linexport.sources.loaded_model import LoadedModel
+from linexport.sources.memory_map import memory_map_weights, unmap_weights
 from linexport.system import memory
 from linexport.system.npz import save_npz
 from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
-from linexport.targets.providers import CPU
+from linexport.targets.runtime.providers import CPU
 from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from linexport import passes, targets
 from linexport.artifact import write
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from linexport.trace import Traced
 
 TARGET = "ort"

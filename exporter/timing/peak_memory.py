@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport.system.child_process import python_module
-from linexport.targets.providers import CPU, Execution
+from linexport.targets.runtime.providers import CPU, Execution
 
 
 def peak_megabytes(
@@ -81,7 +81,7 @@ def _probe(request: dict[str, Any]) -> float:
     else:
         import torch
 
-        from linexport.loaders import load_model
+        from linexport.sources import load_model
 
         module = load_model(request["model"], pooling=request["pooling"]).module
 

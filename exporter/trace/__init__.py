@@ -24,17 +24,18 @@ from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.graph.interface import tensor_records
 from linexport.graph.states import State
 from linexport.graph.walk import reached
-from linexport.loaders.bounds import bounds_by_name
-from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
-from linexport.trace import scanned_sizes, written_out
+from linexport.sources.bounds import bounds_by_name
+from linexport.sources.loaded_model import DecodeModule, LoadedModel
+from linexport.trace.decompositions.expand import expand
+from linexport.trace.decompositions.triangles import mark_triangular
 from linexport.trace.dim_names import length_warnings, limit_to_chunks, name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
-from linexport.trace.normalise import normalise
+from linexport.trace.loops import scanned_sizes
+from linexport.trace.loops.reroll import NotALoopError, roll
+from linexport.trace.normalize import normalise
 from linexport.trace.program import export_program, frozen
 from linexport.trace.random_ops import reject_nondeterminism
-from linexport.trace.rolling import NotALoopError, roll
-from linexport.trace.triangles import mark_triangular
 
 __all__ = [
     "Traced",
@@ -170,7 +171,7 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
         log.info("a loop over tokens stays unrolled: %s", reason)
         raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
     dims = scanned_sizes.tie(model, dims)
-    written_out.expand(model)
+    expand(model)
     _check_outputs(program, model)
     _check_types(model)
     if step is not None:

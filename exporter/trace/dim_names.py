@@ -18,7 +18,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
 from linexport.graph.walk import all_graphs
 from linexport.system.torch_internals.sizes import expression, hint, symbols
-from linexport.trace import loops
+from linexport.trace.loops import capture
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 MULTIPLE = re.compile(r"(\d+)\*([su]\d+)")
@@ -95,7 +95,7 @@ def limit_to_chunks(
     found = dict(dims)
     output = next(node for node in program.graph.nodes if node.op == "output")
     shapes = [getattr(x.meta.get("val"), "shape", ()) for x in output.args[0] if hasattr(x, "meta")]
-    marked = [n.meta["val"].shape[0] for n in program.graph.nodes if n.target is loops.OPERATOR]
+    marked = [n.meta["val"].shape[0] for n in program.graph.nodes if n.target is capture.OPERATOR]
     for size in [*(size for shape in shapes for size in shape), *marked]:
         chunks = CHUNKS.fullmatch(str(size))
         root, unit = (chunks["root"], int(chunks["unit"])) if chunks else _whole_chunks(size)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
-from linexport.trace.loops import LONGEST_CHUNK, STEPS, step_of
+from linexport.trace.loops.capture import LONGEST_CHUNK, STEPS, step_of
 
 
 def shortened(

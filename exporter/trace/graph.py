@@ -24,18 +24,18 @@ from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
 from linexport.system.torch_internals.exports import translations_read_once, work_left_out
 from linexport.system.torch_internals.frames import node_of
-from linexport.trace import (
-    branch_copies,
-    extremes,
-    integers,
-    inverses,
-    loops,
-    products,
-    symbolic_paddings,
+from linexport.trace import branch_copies
+from linexport.trace.decompositions import (
+    cummax,
+    cumprod,
+    integer_promotion,
+    symbolic_padding,
+    triangular_inverse,
 )
-from linexport.trace.complex_pairs import with_pairs
+from linexport.trace.decompositions.complex_pairs import with_pairs
 from linexport.trace.dim_names import rename_symbols
-from linexport.trace.exporting import exporting
+from linexport.trace.exporter_state import exporting
+from linexport.trace.loops import capture
 from linexport.trace.messages import explained, innermost
 from linexport.trace.metadata import drop_metadata, last_frame, source_lines
 from linexport.trace.value_names import name_values
@@ -81,8 +81,8 @@ def to_graph(
     """
     registry.register_schemas()
     branch_copies.separate(program)
-    integers.promote(program)
-    symbolic_paddings.write_pads(program)
+    integer_promotion.promote(program)
+    symbolic_padding.write_pads(program)
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)
@@ -170,12 +170,15 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
-    marks = {loops.OPERATOR: loops.symbol, inverses.OPERATOR: inverses.symbol}
+    marks = {
+        capture.OPERATOR: capture.symbol,
+        triangular_inverse.OPERATOR: triangular_inverse.symbol,
+    }
     marks[torch.ops.aten.relu.default] = _relu
     marks |= dict.fromkeys((torch.ops.aten.lerp.Tensor, torch.ops.aten.lerp.Scalar), _lerp)
-    marks[torch.ops.aten.cumprod.default] = products.cumulative
-    marks[torch.ops.aten.cummax.default] = extremes.maximum
-    marks[torch.ops.aten.cummin.default] = extremes.minimum
+    marks[torch.ops.aten.cumprod.default] = cumprod.cumulative
+    marks[torch.ops.aten.cummax.default] = cummax.maximum
+    marks[torch.ops.aten.cummin.default] = cummax.minimum
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 

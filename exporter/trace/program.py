@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
-from linexport.loaders.first_run import buffers_kept, described
-from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
 from linexport.patches import applied, modeling_files
 from linexport.patches.own_scans import own_scans
 from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
+from linexport.sources.first_run import buffers_kept, described
+from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes
 from linexport.system.torch_internals.exports import LOGS
 from linexport.system.torch_internals.trees import pytree
-from linexport.trace import loops
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
-from linexport.trace.exporting import exporting
+from linexport.trace.exporter_state import exporting
+from linexport.trace.loops import capture
 from linexport.trace.messages import error_summary, explained
 from linexport.trace.metadata import last_frame
 from linexport.trace.stand_ins import StandIns
@@ -48,7 +48,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         if program is not None:
             return program
     try:
-        with loops.counted() as counted:
+        with capture.counted() as counted:
             program = _export(loaded)
     except LinexportError:
         raise
@@ -124,10 +124,10 @@ def frozen(
     loaded: LoadedModel, error: Exception | None = None, reason: str = ""
 ) -> UnsupportedModelError:
     """Return the error of a model whose code fixes a dimension, and the reason it stays fixed."""
-    counted: list[loops.TracedCount] = []
+    counted: list[capture.TracedCount] = []
     if error is None:
         try:
-            with loops.counted() as counted:
+            with capture.counted() as counted:
                 _export(loaded)
         except Exception as found:
             error = found
@@ -210,7 +210,9 @@ def _fixed(error: Exception) -> tuple[int, ...]:
 
 
 def _of_few_steps(
-    loaded: LoadedModel, counted: Sequence[loops.TracedCount] = (), fixed: Sequence[int] = ()
+    loaded: LoadedModel,
+    counted: Sequence[capture.TracedCount] = (),
+    fixed: Sequence[int] = (),
 ) -> torch.export.ExportedProgram | None:
     """Trace a model with a loop over tokens at a few of them; None where that fails as well.
 
@@ -223,8 +225,8 @@ def _of_few_steps(
     sliced = None if lengths else _slices(loaded)
     if sliced is not None:
         size, chunk = sliced
-        lengths = {size: loops.STEPS * chunk}
-    lengths = {n: loops.STEPS for n in fixed if n < loops.STEPS} | lengths
+        lengths = {size: capture.STEPS * chunk}
+    lengths = {n: capture.STEPS for n in fixed if n < capture.STEPS} | lengths
     given = shortened((*loaded.args, *loaded.kwargs.values()), loaded.dynamic_shapes, lengths)
     if given is None:
         return None
@@ -233,12 +235,12 @@ def _of_few_steps(
     kwargs = dict(zip(loaded.kwargs, named, strict=True))
     short = replace(loaded, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
     try:
-        with loops.few_steps(chunk) as marks, as_loops(loaded.module):
+        with capture.few_steps(chunk) as marks, as_loops(loaded.module):
             program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
         return None
-    marked = any(node.target is loops.OPERATOR for node in program.graph.nodes)
+    marked = any(node.target is capture.OPERATOR for node in program.graph.nodes)
     if not marked and not marks.positions:
         return None
     # A loop that ran seven times asked for seven tokens.
@@ -304,7 +306,7 @@ def _frozen_message(export: Callable[[], object], error: Exception, unclear: Seq
     return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines, unclear)
 
 
-def _frozen_loop(counted: loops.TracedCount) -> str:
+def _frozen_loop(counted: capture.TracedCount) -> str:
     """Return the message on a loop over chunks, of which torch says nothing."""
     frame = _innermost_user_frame(counted.stack)
     message = _frozen_text(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from linexport.trace.inverses import SOLVERS
+from linexport.trace.decompositions.triangular_inverse import SOLVERS
 
 
 class StandIns(TorchFunctionMode):

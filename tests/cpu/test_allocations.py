@@ -15,8 +15,8 @@ from onnx import TensorProto, parser
 
 from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.chains import with_chains
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.chains import with_chains
 from tests.support import cached_attention as cached
 from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.cached_attention import MASK, OP
-from linexport.targets.tokenwise.chains import OP as CHAIN
-from linexport.targets.tokenwise.chains import with_chains
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.cached_attention import MASK, OP
+from linexport.targets.cpu_fusion.chains import OP as CHAIN
+from linexport.targets.cpu_fusion.chains import with_chains
 from tests.support.cached_attention import LOW, OUTPUTS, Sizes, draw, model, oracle
 from tests.support.native import on_library, session
 from tests.support.runtimes import Arrays

@@ -11,7 +11,7 @@ from onnx import helper
 
 from linexport.plugins.ops.causal_conv import ACTIVATIONS, causal_conv
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import with_programs
+from linexport.targets.cpu_fusion import with_programs
 from tests.support.comparison import assert_close
 from tests.support.native import check_in_place, on_library, one_node, session
 from tests.support.runtimes import Arrays

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import DOMAIN, with_programs
-from linexport.targets.tokenwise.chains import OP, with_chains
+from linexport.targets.cpu_fusion import DOMAIN, with_programs
+from linexport.targets.cpu_fusion.chains import OP, with_chains
 from tests.support.comparison import assert_close
 from tests.support.mixers import STATES, feeds, mixer, reference
 from tests.support.native import check_in_place, one_node, session

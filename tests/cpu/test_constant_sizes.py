@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from linexport.plugins.ops.shapes import Dim
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise.sizes import constant_sizes, with_constant_sizes
+from linexport.targets.cpu_fusion.sizes import constant_sizes, with_constant_sizes
 
 
 @pytest.mark.parametrize(

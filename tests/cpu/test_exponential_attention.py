@@ -15,8 +15,8 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.stabilized_exp import stabilized_exp
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.exponentials import KINDS, OP
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.exponentials import KINDS, OP
 from tests.support.exponentials import EPS, PAST, Sizes, features_of, four_nodes, shapes
 from tests.support.native import check_in_place, on_library, session
 from tests.support.runtimes import Arrays

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.registry import attach_functions, register_schemas
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.chains import with_chains
-from linexport.targets.tokenwise.layouts import with_tokens_first
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.chains import with_chains
+from linexport.targets.cpu_fusion.layouts import with_tokens_first
 from tests.support.comparison import assert_close
 from tests.support.native import check_in_place, session
 from tests.support.runtimes import Arrays

@@ -22,9 +22,9 @@ from linexport.errors import EnvironmentProblemError
 from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets import tokenwise
+from linexport.targets import cpu_fusion
 from linexport.targets.base import OrtSession, uses_library
-from linexport.targets.tokenwise import cached_attention, chains, convolutions, exponentials
+from linexport.targets.cpu_fusion import cached_attention, chains, convolutions, exponentials
 from tests.support.layouts import Layout, mapped_model
 from tests.support.native import check_in_place, on_library, session
 
@@ -186,7 +186,7 @@ def test_another_program_registers_the_file() -> None:
 def test_the_ops_it_says_it_computes_are_those_it_registers() -> None:
     sources = "".join(p.read_text() for p in sorted((library._FOLDER / "cpp").glob("*.cc")))
     found = set(re.findall(r'Registered registered\(\{"(\w+)"', sources))
-    fused = {tokenwise.OP, chains.OP, cached_attention.OP, convolutions.OP, exponentials.OP}
+    fused = {cpu_fusion.OP, chains.OP, cached_attention.OP, convolutions.OP, exponentials.OP}
     assert found == library.OPS | fused
 
 

@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.registry import attach_functions, register_schemas
-from linexport.targets import tokenwise
+from linexport.targets import cpu_fusion
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.chains import with_chains
-from linexport.targets.tokenwise.nodes import attributes
-from linexport.targets.tokenwise.program import UnfitError
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.chains import with_chains
+from linexport.targets.cpu_fusion.nodes import attributes
+from linexport.targets.cpu_fusion.program import UnfitError
 from tests.support.comparison import assert_close
 from tests.support.native import check_in_place, session
 from tests.support.runtimes import Arrays
@@ -165,14 +165,14 @@ def test_what_others_read_is_copied_alone(name: str) -> None:
 @pytest.mark.parametrize("unfit", ["Softplus", "Sigmoid", "Mul"])
 def test_a_group_without_program_gets_its_part(unfit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others read theirs in place all the same."""
-    fused = tokenwise._fused
+    fused = cpu_fusion._fused
 
     def refused(model: onnx.ModelProto, group: list[int], *more: Any) -> Any:
         if unfit in {model.graph.node[index].op_type for index in group}:
             raise UnfitError(unfit)
         return fused(model, group, *more)
 
-    monkeypatch.setattr(tokenwise, "_fused", refused)
+    monkeypatch.setattr(cpu_fusion, "_fused", refused)
     x = feeds(2, 9)
     for cuts in CUTS:
         made, want = with_programs(mixer(cuts, "d")), reference(x, "d")

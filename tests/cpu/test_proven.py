@@ -25,7 +25,7 @@ from linexport.plugins.cpu import library
 from linexport.report.verdict import checks
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise.version import native_version
+from linexport.targets.cpu_fusion.version import native_version
 from linexport.timing.baselines import Bench
 from linexport.timing.latency import Settings
 

@@ -15,8 +15,8 @@ from onnx import save
 
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.chains import with_chains
+from linexport.targets.cpu_fusion import with_programs
+from linexport.targets.cpu_fusion.chains import with_chains
 from tests.support import SCRIPTS
 from tests.support.layouts import Layout
 from tests.support.mixers import mixer

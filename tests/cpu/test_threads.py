@@ -21,7 +21,7 @@ from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.op import attribute_value
-from linexport.targets.tokenwise import (
+from linexport.targets.cpu_fusion import (
     OP,
     cached_attention,
     chains,

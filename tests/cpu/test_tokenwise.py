@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from linexport.targets.base import OrtSession
-from linexport.targets.tokenwise import OP, with_programs
+from linexport.targets.cpu_fusion import OP, with_programs
 from tests.support.comparison import assert_close
 from tests.support.native import session
 

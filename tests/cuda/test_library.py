@@ -29,7 +29,7 @@ from linexport.plugins.kernels.description import MULTIPROCESSORS, Description, 
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets import Options
 from linexport.targets.base import OrtSession
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from linexport.targets.trt.parser_form import described
 from tests.support import ROOT, SCRIPTS, stand_in_driver, tensorrt_models
 

@@ -22,7 +22,6 @@ from torch import nn
 from linexport import passes, targets, trace
 from linexport.artifact import write
 from linexport.errors import UsageError
-from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.models import feature_maps
 from linexport.models.feed_forward import (
     KernelFeedForward,
@@ -36,7 +35,8 @@ from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.power_plan import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.powers import Cost, Variance
 from linexport.models.feed_forward.problem import FeedForwardProblem, checked_problem
-from linexport.targets.lowering import lower
+from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.targets.lowering.choice import lower
 
 ERRORS = 6.0
 FORMS = {"least-squares": None, "bernstein": 0.05, "taylor": 0.2}

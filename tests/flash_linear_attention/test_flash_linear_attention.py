@@ -20,8 +20,8 @@ import torch
 
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders import load_model
 from linexport.models.flash_linear_attention import OTHERS, build, layouts
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

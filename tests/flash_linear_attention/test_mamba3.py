@@ -23,8 +23,8 @@ import linexport
 from linexport import passes
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.graph import states
-from linexport.loaders.factory import load_module
 from linexport.models.flash_linear_attention import CausalLM, build
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.loops import session_of
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from tests.support import SCRIPTS
 from tests.support.environments import made
 from tests.support.families import TINY, save_model

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
-from linexport.loaders.hugging_face import supported
-from linexport.loaders.hugging_face.architecture import (
+from linexport.models.flash_linear_attention import layouts
+from linexport.sources import load_model
+from linexport.sources.hugging_face import supported
+from linexport.sources.hugging_face.architecture import (
     CAUSAL,
     WITH_TOWER,
     builder,
@@ -21,9 +22,8 @@ from linexport.loaders.hugging_face.architecture import (
     classes,
     is_native,
 )
-from linexport.loaders.hugging_face.heads import BASE, HEADS, head_of
-from linexport.loaders.hugging_face.vision import has_tower
-from linexport.models.flash_linear_attention import layouts
+from linexport.sources.hugging_face.heads import BASE, HEADS, head_of
+from linexport.sources.hugging_face.vision import has_tower
 from tests.support.families import TINY, WITH_TOWERS
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")

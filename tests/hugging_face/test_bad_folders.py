@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

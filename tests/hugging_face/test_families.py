@@ -13,8 +13,8 @@ import torch
 
 import linexport
 from linexport.inspection import inspect
-from linexport.loaders import load_model
 from linexport.manifest.inspected import SourceInspection
+from linexport.sources import load_model
 from tests.support.families import LINEAR_LAYERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,10 +152,12 @@ def test_a_failure_names_the_token_and_the_layer(
 ) -> None:
     from dataclasses import replace
 
-    from linexport.parity.plain import PlainExport
+    from linexport.parity.reference.plain_export import PlainExport
 
     miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
-    monkeypatch.setattr("linexport.parity.layers.run_plain_export", lambda *_: PlainExport(0.25))
+    monkeypatch.setattr(
+        "linexport.parity.language.layers.run_plain_export", lambda *_: PlainExport(0.25)
+    )
     manifest = linexport.convert(
         model_folder("qwen3_5_text"), tmp_path / "out", target="onnx", bench=False, threads=1
     )
@@ -211,7 +213,7 @@ def test_the_plain_export_beside_a_failure_is_of_the_original_module(
     """PyTorch exports this one, and rightly; of the module traced in its place it has no export."""
     from types import SimpleNamespace
 
-    from linexport.parity.plain import run_plain_export
+    from linexport.parity.reference.plain_export import run_plain_export
     from linexport.parity.tolerances import TOLERANCES
     from linexport.trace import trace
 

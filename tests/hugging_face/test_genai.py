@@ -14,7 +14,7 @@ import pytest
 
 import linexport
 from linexport.artifact.genai import CONFIG, write_genai
-from linexport.artifact.rewiring import ROWS
+from linexport.artifact.io_adapter import ROWS
 from linexport.errors import UsageError
 from linexport.plugins.ops.body import MICROSOFT
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.generation_config import NEUTRAL
-from linexport.artifact.restrictions import NGrams, Restrictions
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.generation_config import NEUTRAL
+from linexport.artifact.text.restrictions import NGrams, Restrictions
+from linexport.artifact.text.sampling import Sampling
 from linexport.errors import UsageError
 from linexport.manifest import digest
 from tests.support.tokenizers import save_tokenizer

@@ -16,7 +16,7 @@ import transformers
 
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from linexport.timing.peak_memory import peak_megabytes
 from tests.support.families import TINY, save_model
 

@@ -14,9 +14,10 @@ from onnx import numpy_helper
 
 from linexport import parity
 from linexport.artifact.temporary import open_written
-from linexport.parity import language, random_rounding
 from linexport.parity.cases import ChosenSizes
-from linexport.parity.prompts import PADDINGS
+from linexport.parity.language import check as language
+from linexport.parity.language.prompts import PADDINGS
+from linexport.parity.noise import random_rounding
 from tests.hugging_face.test_layer_by_layer import Written
 
 pytestmark = pytest.mark.usefixtures("one_thread")

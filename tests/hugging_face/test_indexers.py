@@ -17,8 +17,8 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen
 import linexport
 from linexport import patches
 from linexport.errors import ParityError, UnsupportedModelError
-from linexport.loaders import load_model
 from linexport.patches import indexers
+from linexport.sources import load_model
 from tests.support.families import BASES, TINY, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

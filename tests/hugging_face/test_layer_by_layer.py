@@ -15,15 +15,15 @@ import linexport
 from linexport import parity
 from linexport.artifact.temporary import open_written
 from linexport.conversion import run as stages
+from linexport.conversion.context import Job, TracedOriginal
 from linexport.conversion.pipeline import job_of
-from linexport.conversion.stages import Job, TracedOriginal
-from linexport.conversion.written import written
+from linexport.conversion.write_model import written
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.graph import external_data
 from linexport.graph.segments import cut
-from linexport.loaders import load_model
 from linexport.manifest import ConvertOptions, Manifest, read
-from linexport.quantise import forecast
+from linexport.quantization import forecast
+from linexport.sources import load_model
 from linexport.system import room
 from linexport.system.progress import Silent
 from tests.support.command_line import Result

@@ -13,8 +13,8 @@ import transformers
 
 import linexport
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
-from linexport.loaders.hugging_face.vision import TOWERS
+from linexport.sources import load_model
+from linexport.sources.hugging_face.vision import TOWERS
 from tests.support import ROOT
 from tests.support.families import BASES, LINEAR_LAYERS, TINY, WITH_TOWERS, save_model
 from tests.support.towers import WITH_PICTURES

@@ -23,13 +23,13 @@ from linexport.artifact.genai import write_genai
 from linexport.conversion.revalidate import validate
 from linexport.errors import UsageError
 from linexport.graph.external_data import files_beside
-from linexport.loaders import load_model
 from linexport.manifest.folder import file_record
 from linexport.manifest.placement import ORT_CPU
 from linexport.package import find_destination, package
 from linexport.report.verdict import predictor_check, verdict
-from linexport.targets import providers
-from linexport.targets.providers import Provider
+from linexport.sources import load_model
+from linexport.targets.runtime import providers
+from linexport.targets.runtime.providers import Provider
 from tests.support.families import TINY, save_model
 from tests.support.multi_token import Oracle, add_head
 from tests.support.towers import WITH_PICTURES

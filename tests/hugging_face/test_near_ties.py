@@ -15,9 +15,10 @@ import linexport
 from linexport import parity
 from linexport.artifact.temporary import open_written
 from linexport.artifact.write import save_model
-from linexport.parity import language, layers
 from linexport.parity.cases import ChosenSizes
-from linexport.parity.plain import PlainExport
+from linexport.parity.language import check as language
+from linexport.parity.language import layers
+from linexport.parity.reference.plain_export import PlainExport
 from linexport.targets.base import OrtSession
 from tests.hugging_face.test_layer_by_layer import Written
 from tests.support.families import tie_experts

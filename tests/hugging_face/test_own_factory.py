@@ -14,7 +14,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 import linexport
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from tests.support.independent import check_independently
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.services]

@@ -13,9 +13,9 @@ import torch
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
 from linexport.patches import experts, softmax_attention
 from linexport.patches.state_cache import StateCache, active, using_states
+from linexport.sources import load_model
 from tests.support.families import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")

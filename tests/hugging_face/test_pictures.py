@@ -23,8 +23,8 @@ import torch
 import transformers
 
 import linexport
-from linexport.artifact import pictures
-from linexport.artifact.tokenizer import Files
+from linexport.artifact.text import image_processor
+from linexport.artifact.text.tokenizer import Files
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
 from tests.support.command_line import Result
@@ -195,7 +195,9 @@ def test_tiles_are_those_of_transformers(cli: Callable[..., Result], tmp_path: P
             **{"images": [image.open(file) for file in chosen], "return_tensors": "pt"},
             **{"text": "w9 " + "<image> " * len(chosen) + "w5 w6 w8"},
         )
-        ids, images = pictures.with_pictures(artifact, [9, *[IMAGE] * len(chosen), 5, 6, 8], chosen)
+        ids, images = image_processor.with_pictures(
+            artifact, [9, *[IMAGE] * len(chosen), 5, 6, 8], chosen
+        )
         assert ids == given["input_ids"][0].tolist()
         tokens = np.array(ids)
         got = artifact.run(tokens[None], **artifact.image_inputs(tokens, images))["logits"]
@@ -255,7 +257,7 @@ def test_tokens_of_tiles_stand_where_the_picture_is(
 
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", from_pretrained)
-    ids, images = pictures.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
+    ids, images = image_processor.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
     assert seen == [image.open(file).size for file in files]
     assert ids == [5, 40, 43, IMAGE, 41, 6, 40, 43, IMAGE, 43, IMAGE, 41]
     assert sorted(images) == ["pixel_attention_mask", "pixel_values", "spatial_shapes"]
@@ -270,7 +272,7 @@ def test_torchvision_is_named_where_tiles_need_it(
     with pytest.raises(
         EnvironmentProblemError, match=r"not installed: pip install torchvision, in"
     ):
-        pictures.with_pictures(opened, [IMAGE], files[:1])
+        image_processor.with_pictures(opened, [IMAGE], files[:1])
 
 
 class Opened(SimpleNamespace):
@@ -301,7 +303,7 @@ def test_every_image_has_its_tokens(opened: Opened, files: list[Path], name: str
     inside = {"image_processor": PROCESSOR, "processor_class": "Qwen3VLProcessor"}
     (opened.path / name).write_text(json.dumps(PROCESSOR if name[:3] == "pre" else inside))
     assert QWEN_VISION["patch_size"] == PROCESSOR["patch_size"]
-    ids, images = pictures.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
+    ids, images = image_processor.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
     first, second = images["image_grid_thw"].prod(1) // 4
     assert first > second > 1 and len(images["pixel_values"]) == 4 * (first + second)
     assert ids == [5, *[IMAGE] * first, 6, *[IMAGE] * second]
@@ -336,7 +338,7 @@ def test_what_cannot_take_images_is_refused(
 ) -> None:
     spoil(opened)
     with pytest.raises(UsageError, match=message):
-        pictures.with_pictures(opened, [IMAGE], files[:1])
+        image_processor.with_pictures(opened, [IMAGE], files[:1])
 
 
 def test_code_of_a_folder_is_not_run(opened: Opened, files: list[Path]) -> None:
@@ -344,7 +346,7 @@ def test_code_of_a_folder_is_not_run(opened: Opened, files: list[Path]) -> None:
     own = {"auto_map": {"AutoImageProcessor": "own.Processor"}, "image_processor_type": "Processor"}
     (opened.path / "preprocessor_config.json").write_text(json.dumps(own))
     with pytest.raises(UsageError, match="refuses the images, or is damaged"):
-        pictures.with_pictures(opened, [IMAGE], files[:1])
+        image_processor.with_pictures(opened, [IMAGE], files[:1])
 
 
 def test_a_missing_library_is_named_with_its_extra(
@@ -352,23 +354,23 @@ def test_a_missing_library_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[images\]'"):
-        pictures.read_picture(files[0])
+        image_processor.read_picture(files[0])
 
 
 def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     made, settings = image.new("RGB", (3, 2)), image.Exif()
     settings[0x0112] = 6
     made.save(tmp_path / "turned.jpg", exif=settings)
-    assert pictures.read_picture(tmp_path / "turned.jpg").size == (2, 3)
+    assert image_processor.read_picture(tmp_path / "turned.jpg").size == (2, 3)
 
 
-@pytest.mark.parametrize("form", pictures.FORMATS)
+@pytest.mark.parametrize("form", image_processor.FORMATS)
 def test_pictures_of_usual_formats_are_read_whatever_they_are_called(
     form: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "picture.dat"
     image.new("RGB", (3, 2), (255, 0, 0)).save(path, form)
-    assert pictures.read_picture(path).size == (3, 2)
+    assert image_processor.read_picture(path).size == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.eps", "a.png"])
@@ -380,7 +382,7 @@ def test_a_picture_that_is_a_program_is_not_run(
     image.new("RGB", (3, 2)).save(path, "EPS")
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(a))
     with pytest.raises(UsageError, match="cannot be read as an image"):
-        pictures.read_picture(path)
+        image_processor.read_picture(path)
     assert not started
 
 
@@ -393,7 +395,7 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(
     assert path.stat().st_size < 100_000
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
     with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 33,554,432 are decoded"):
-        pictures.read_picture(path)
+        image_processor.read_picture(path)
 
 
 def tiff(*tags: tuple[int, int], data: bytes = b"", order: str = "<") -> bytes:
@@ -408,7 +410,7 @@ def tiled(*sizes: int, compression: int = 8, **of_file: Any) -> bytes:
     """A grey picture of 16 x 16 pixels in tiles of these sizes: once, or twice."""
     plain = {256: 16, 257: 16, 258: 8, 259: compression, 262: 1, 277: 1}
     data = bytes(256) if compression == 1 else zlib.compress(bytes(2**20))
-    tiles = [(tag, size) for size in sizes for tag in pictures.TILE_SIZE]
+    tiles = [(tag, size) for size in sizes for tag in image_processor.TILE_SIZE]
     return tiff(*plain.items(), *tiles, (324, 300), (325, len(data)), data=data, **of_file)
 
 
@@ -418,13 +420,13 @@ def test_tiles_of_a_picture_are_pixels_as_well(order: str, tmp_path: Path) -> No
     path = tmp_path / "tiled.tif"
     path.write_bytes(tiled(40_000, order=order))
     with pytest.raises(UsageError, match="40000 x 40000 pixels"):
-        pictures.read_picture(path)
+        image_processor.read_picture(path)
     for sizes in [(40_000, 16), (16, 40_000)]:
         path.write_bytes(tiled(*sizes, order=order))
         with pytest.raises(UsageError, match="the size of its tiles is not clear"):
-            pictures.read_picture(path)
+            image_processor.read_picture(path)
     path.write_bytes(tiled(16, compression=1, order=order))
-    assert pictures.read_picture(path).size == (16, 16)
+    assert image_processor.read_picture(path).size == (16, 16)
 
 
 OTHERS = {
@@ -441,11 +443,11 @@ def test_a_jpeg_file_of_many_scans_is_not_decoded(tmp_path: Path) -> None:
     found = content.getvalue()
     last, path = found[found.rindex(b"\xff\xda") : -2], tmp_path / "a.jpg"
     own = found.count(b"\xff\xda")
-    path.write_bytes(found[:-2] + last * (pictures.MOST_SCANS - own) + found[-2:])
-    assert pictures.read_picture(path).size == (64, 64)
-    path.write_bytes(found[:-2] + last * (pictures.MOST_SCANS - own + 1) + found[-2:])
+    path.write_bytes(found[:-2] + last * (image_processor.MOST_SCANS - own) + found[-2:])
+    assert image_processor.read_picture(path).size == (64, 64)
+    path.write_bytes(found[:-2] + last * (image_processor.MOST_SCANS - own + 1) + found[-2:])
     with pytest.raises(UsageError, match="has 101 scans; at most 100"):
-        pictures.read_picture(path)
+        image_processor.read_picture(path)
 
 
 @pytest.mark.parametrize("form", OTHERS)
@@ -460,11 +462,11 @@ def test_pictures_of_other_formats_are_not_tried(
     image.init()
     tried = []
     for name, (_, accept) in image.OPEN.items():
-        if name not in pictures.FORMATS:
+        if name not in image_processor.FORMATS:
             known = (lambda *_, name=name: tried.append(name), accept)
             monkeypatch.setitem(image.OPEN, name, known)
     with pytest.raises(UsageError, match="cannot be read as an image"):
-        pictures.read_picture(path)
+        image_processor.read_picture(path)
     assert not tried
 
 
@@ -472,7 +474,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from PIL import ImageOps, WebPImagePlugin
-from linexport.artifact.pictures import read_picture
+from linexport.artifact.text.image_processor import read_picture
 most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = most()
 read_picture(Path(sys.argv[1]))
@@ -482,7 +484,7 @@ print((most() - before) // 1024)
 
 def test_the_largest_picture_takes_some_hundred_mebibytes(tmp_path: Path) -> None:
     """A WEBP file of 120 kB took 1,283 MiB, within the limit of pixels."""
-    size = (8192, pictures.MOST_PIXELS // 8192)
+    size = (8192, image_processor.MOST_PIXELS // 8192)
     image.new("RGB", size).save(tmp_path / "large.webp")
     command = [sys.executable, "-W", "error", "-c", MEASURE, str(tmp_path / "large.webp")]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -494,4 +496,4 @@ def test_a_picture_that_is_refused_has_no_warning_of_its_library(tmp_path: Path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UsageError, match="10000 x 9000 pixels"):
-            pictures.read_picture(tmp_path / "large.png")
+            image_processor.read_picture(tmp_path / "large.png")

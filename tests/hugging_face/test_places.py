@@ -13,10 +13,10 @@ import torch
 import linexport
 from linexport import patches
 from linexport.errors import EnvironmentProblemError
-from linexport.loaders.hugging_face import _is_of_linexport
-from linexport.loaders.hugging_face.folder import missing_package
 from linexport.patches import library
 from linexport.patches.places import by_attributes
+from linexport.sources.hugging_face import _is_of_linexport
+from linexport.sources.hugging_face.folder import missing_package
 from linexport.system import versions
 
 MIXERS = '''

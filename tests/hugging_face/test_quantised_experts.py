@@ -15,11 +15,11 @@ from onnx import numpy_helper
 
 import linexport
 from linexport.artifact.temporary import open_written
-from linexport.quantise.block_quantisation import Grid, nearest
-from linexport.quantise.choose_bits import Chosen
-from linexport.quantise.experts import find_experts
-from linexport.quantise.quantisable import floating_weights
-from linexport.quantise.rewrite import float_activations, quantised_model
+from linexport.quantization.block_quantisation import Grid, nearest
+from linexport.quantization.choose_bits import Chosen
+from linexport.quantization.experts import find_experts
+from linexport.quantization.quantisable import floating_weights
+from linexport.quantization.rewrite import float_activations, quantised_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

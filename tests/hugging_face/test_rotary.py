@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import linexport
-from linexport.artifact.tokenizer import context
-from linexport.loaders import load_model
-from linexport.loaders.loaded_model import LoadedModel
+from linexport.artifact.text.tokenizer import context
+from linexport.sources import load_model
+from linexport.sources.loaded_model import LoadedModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import linexport
 from linexport import parity, patches
-from linexport.parity import language
 from linexport.parity.cases import ChosenSizes
-from linexport.parity.prompts import PADDINGS
-from linexport.parity.reference import Widened
+from linexport.parity.language import check as language
+from linexport.parity.language.prompts import PADDINGS
+from linexport.parity.reference.module import Widened
 from linexport.patches.state_cache import StateCache
 from tests.hugging_face.test_layer_by_layer import Written
 from tests.support.families import TINY, biased_model
@@ -39,7 +39,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), TOKENS, st.integers(0, 9)), min_siz
 @cache
 def streaming(model_type: str) -> tuple[Any, Any]:
     """A model of transformers in float64, and in float32 as it is traced."""
-    from linexport.loaders.hugging_face.streaming_model import Streaming
+    from linexport.sources.hugging_face.streaming_model import Streaming
 
     model = biased_model(model_type)
     model.set_attn_implementation("eager")

@@ -13,12 +13,12 @@ import torch
 import transformers
 
 import linexport
-from linexport.artifact.images import image_inputs, images_of
+from linexport.artifact.text.images import image_inputs, images_of
 from linexport.errors import UsageError
-from linexport.loaders import load_model
-from linexport.loaders.hugging_face.vision.grid import draw
 from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
 from linexport.package import find_destination, package
+from linexport.sources import load_model
+from linexport.sources.hugging_face.vision.grid import draw
 from tests.support.families import TINY, save_model
 from tests.support.towers import IMAGE, WITH_PICTURES
 
@@ -338,7 +338,7 @@ def test_what_no_image_processor_gives_is_refused(processed: dict[str, Any], mes
 
 def test_positions_of_words_and_images() -> None:
     """Words before, two images of 2 x 3 and 1 x 1 tokens, words between: as by hand."""
-    from linexport.loaders.hugging_face.vision.positions import advances, grid_positions
+    from linexport.sources.hugging_face.vision.positions import advances, grid_positions
 
     ids = np.array([[1, 2, *[60] * 6, 3, 60, 4]])
     images = [(PIXELS, np.array([4, 6])), (PIXELS[:4], np.array([2, 2]))]

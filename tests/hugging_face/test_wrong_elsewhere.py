@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import linexport
-from linexport.loaders import load_model
 from linexport.parity.tolerances import TOLERANCES
+from linexport.sources import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,13 +14,13 @@ import torch
 from pydantic import TypeAdapter
 
 import linexport
-from linexport.loaders import load_model
 from linexport.manifest.linearization_records import LinearizationReport
 from linexport.models import DigitClassifier, LanguageModel, save
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.language_model import LanguageModelConfig
 from linexport.models.training import train_digit_memory, train_digit_network
 from linexport.report.linearization import linearization_page
+from linexport.sources import load_model
 
 Cli = Callable[..., Any]
 

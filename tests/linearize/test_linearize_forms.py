@@ -15,9 +15,9 @@ from linexport.errors import ParityError
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.locality import masked
-from linexport.loaders import load_model
 from linexport.models import feature_maps
 from linexport.models.softmax_calls import Call
+from linexport.sources import load_model
 
 SITE = Site(
     index=0, name="attention", heads=4, kv_heads=4, head_dim=8, value_dim=5, scale=0.4,

@@ -13,8 +13,8 @@ import torch
 
 import linexport
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
-from linexport.loaders.hugging_face.whole import Whole
+from linexport.sources import load_model
+from linexport.sources.hugging_face.whole import Whole
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,12 +15,12 @@ import linexport
 from linexport.errors import LinexportError, ParityError, UnsupportedModelError, UsageError
 from linexport.linearization.cost import crossover
 from linexport.linearization.verdict import Measurements, verdict
-from linexport.loaders.metric import Metric
 from linexport.manifest.linearization_records import FormCosts, FormTimes
 from linexport.models import DigitClassifier, LanguageModel, LinearAttention
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.language_model import LanguageModelConfig
 from linexport.models.softmax_attention import SoftmaxAttention
+from linexport.sources.metric import Metric
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.bfloat16 import widened
-from linexport.loaders.factory import load_module
+from linexport.sources.bfloat16 import widened
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import Independent, check_independently
 

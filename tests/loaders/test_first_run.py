@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.factory import load_module
-from linexport.loaders.first_run import buffers_kept
+from linexport.sources.factory import load_module
+from linexport.sources.first_run import buffers_kept
 
 MODULE = """
 import torch

@@ -10,8 +10,8 @@ import pytest
 import torch
 from onnx import parser
 
-from linexport.loaders import load_model
-from linexport.loaders.onnx_file import integer_kernels
+from linexport.sources import load_model
+from linexport.sources.onnx_file import integer_kernels
 
 FILE = """
 <ir_version: 9, opset_import: ["": 17]>

@@ -12,8 +12,8 @@ import torch
 
 from linexport import models
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
 from linexport.models.feature_maps import kinds
+from linexport.sources import load_model
 
 CONFIG = {"dim": 8, "num_heads": 2, "layers": 1, "hidden_dim": 8}
 

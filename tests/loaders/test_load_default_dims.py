@@ -10,8 +10,8 @@ import torch
 from torch.export import Dim
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.default_dims import default_dims
-from linexport.loaders.factory import load_module
+from linexport.sources.default_dims import default_dims
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 BATCH = {0: Dim.DYNAMIC}

@@ -12,7 +12,7 @@ import torch
 from torch.export import Dim
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 
 
 def test_fields_of_a_loaded_program(pt2: Path, program: torch.export.ExportedProgram) -> None:

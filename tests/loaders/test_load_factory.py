@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 
 COUNTER = itertools.count()
 

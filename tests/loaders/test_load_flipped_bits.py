@@ -11,7 +11,7 @@ import torch
 
 from linexport import models
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 
 Rewrite = Callable[..., Path]
 

@@ -14,8 +14,8 @@ from torch.export import Dim, export
 
 import linexport
 from linexport.errors import UsageError
-from linexport.loaders import load_model
-from linexport.loaders.objects import with_examples
+from linexport.sources import load_model
+from linexport.sources.objects import with_examples
 from tests.support.families import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,10 +15,10 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.graph.dims import DimRange
-from linexport.loaders import load_model
-from linexport.loaders.onnx_file import document
-from linexport.loaders.onnx_file.skeleton import skeleton
-from linexport.loaders.onnx_file.structure import check_structure
+from linexport.sources import load_model
+from linexport.sources.onnx_file import document
+from linexport.sources.onnx_file.skeleton import skeleton
+from linexport.sources.onnx_file.structure import check_structure
 from tests.support.damage import damaged
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -93,7 +93,7 @@ def test_names_sizes_and_source_of_a_file(written: Callable[..., Path]) -> None:
 def test_examples_of_many_values_are_tried_at_smaller_sizes(
     written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int, sizes: dict[str, int]
 ) -> None:
-    monkeypatch.setattr("linexport.loaders.onnx_file.dynamic_shapes.MOST_CHOSEN", most)
+    monkeypatch.setattr("linexport.sources.onnx_file.dynamic_shapes.MOST_CHOSEN", most)
     loaded = load_model(written(f"{HEAD} {RELU}"))
     assert loaded.graph is not None and loaded.graph.sizes == sizes
 
@@ -111,7 +111,7 @@ def test_examples_are_drawn_in_blocks_as_they_are_at_once(
 ) -> None:
     path = written(f"{HEAD} {RELU}")
     at_once = load_model(path).args[0]
-    monkeypatch.setattr("linexport.loaders.onnx_file.dynamic_shapes.BLOCK", 7)
+    monkeypatch.setattr("linexport.sources.onnx_file.dynamic_shapes.BLOCK", 7)
     assert torch.equal(load_model(path).args[0], at_once)
 
 
@@ -228,7 +228,7 @@ def test_a_skeleton_is_the_file_without_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     """Where the graph is in two fields of the file, as large artifacts have it, both are read."""
-    monkeypatch.setattr("linexport.loaders.onnx_file.skeleton.KEPT", 0)
+    monkeypatch.setattr("linexport.sources.onnx_file.skeleton.KEPT", 0)
     whole, path = linear(), tmp_path / "m.onnx"
     late = onnx.ModelProto(graph=onnx.GraphProto(initializer=[linear("../w").graph.initializer[0]]))
     late.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))

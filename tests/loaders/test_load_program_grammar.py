@@ -10,10 +10,10 @@ import pytest
 from torch._export.serde import schema
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.pt2.document import KEYS, VALUES
-from linexport.loaders.pt2.expressions import expression
-from linexport.loaders.pt2.guards import guard
-from linexport.loaders.pt2.operators import operator
+from linexport.sources.pt2.document import KEYS, VALUES
+from linexport.sources.pt2.expressions import expression
+from linexport.sources.pt2.guards import guard
+from linexport.sources.pt2.operators import operator
 
 S = "Symbol('s0', positive=True, integer=True)"
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from tests.support.damage import damaged
 
 
@@ -119,7 +119,7 @@ def test_other_files_are_refused_with_advice(
 def test_refusing_does_not_wait_for_torch(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(SAFETENSORS)
     script = (
-        "import sys; from linexport.loaders import load_model\n"
+        "import sys; from linexport.sources import load_model\n"
         "try: load_model(sys.argv[1])\n"
         "except Exception as error: print(type(error).__name__, 'torch' in sys.modules)"
     )

@@ -12,8 +12,8 @@ import torch
 from onnx import parser
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.onnx_file import module
-from linexport.loaders.onnx_file.module import OnnxModule
+from linexport.sources.onnx_file import module
+from linexport.sources.onnx_file.module import OnnxModule
 
 MAPS = """
 <ir_version: 10, opset_import: ["": 20, "local": 1]>

@@ -12,7 +12,7 @@ import torch
 from linexport.models import feature_maps
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, linear_attention
-from linexport.targets import kernels, token_blocks
+from linexport.targets.lowering import kernels, token_blocks
 from tests.support import runtimes
 from tests.support.comparison import assert_close
 from tests.support.layouts import mapped_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets import kernels, token_blocks
+from linexport.targets.lowering import kernels, token_blocks
 from tests.support import runtimes
 from tests.support.comparison import assert_close
 from tests.support.layouts import Layout

@@ -21,7 +21,7 @@ from linexport.errors import OpError
 from linexport.plugins.ops.causal_conv import OP, causal_conv
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.registry import attach_functions
-from linexport.targets import convolution
+from linexport.targets.lowering import convolution
 from tests.support import runtimes
 from tests.support.comparison import assert_close
 from tests.support.layouts import ELEMENT, Layout, layouts, one_op_model

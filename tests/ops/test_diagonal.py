@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets import diagonal
+from linexport.targets.lowering import diagonal
 from tests.support import runtimes
 from tests.support.layouts import Layout
 

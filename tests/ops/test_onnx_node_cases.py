@@ -20,7 +20,8 @@ from onnx.backend.test.case.test_case import TestCase
 
 from linexport.plugins.ops.op import Lowering, Node, Op
 from linexport.plugins.ops.registry import attach_functions
-from linexport.targets import kernels, ort
+from linexport.targets import ort
+from linexport.targets.lowering import kernels
 from tests.support import runtimes
 
 Choose = Callable[[onnx.NodeProto, Op, Node], Lowering]

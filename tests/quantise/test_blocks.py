@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.quantise.block_quantisation import Grid, Quantised, nearest
-from linexport.quantise.gptq import RIDGE, for_inexact_inputs, gptq
+from linexport.quantization.block_quantisation import Grid, Quantised, nearest
+from linexport.quantization.gptq import RIDGE, for_inexact_inputs, gptq
 
 GRIDS = [Grid(bits, block, s) for bits in (4, 8) for block in (16, 32, 64) for s in (False, True)]
 LOOKED_UP = [grid for grid in GRIDS if not grid.symmetric]

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from linexport.quantise import divergence
-from linexport.quantise.allocate import StorageOption, allocations
-from linexport.quantise.divergence import compare
+from linexport.quantization import divergence
+from linexport.quantization.allocate import StorageOption, allocations
+from linexport.quantization.divergence import compare
 
 
 def by_definition(reference: np.ndarray, other: np.ndarray) -> list[float]:

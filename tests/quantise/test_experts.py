@@ -12,11 +12,11 @@ from onnx import TensorProto, helper
 
 from linexport.plugins.ops.mixture_of_experts import INPUTS, ExpertFunction, mixture_of_experts
 from linexport.plugins.ops.op import DOMAIN
-from linexport.quantise.block_quantisation import Grid, nearest
-from linexport.quantise.choose_bits import Chosen
-from linexport.quantise.experts import find_experts
-from linexport.quantise.quantisable import Weight
-from linexport.quantise.rewrite import float_activations, quantised_model
+from linexport.quantization.block_quantisation import Grid, nearest
+from linexport.quantization.choose_bits import Chosen
+from linexport.quantization.experts import find_experts
+from linexport.quantization.quantisable import Weight
+from linexport.quantization.rewrite import float_activations, quantised_model
 
 E, K = 6, 2
 Arrays = dict[str, np.ndarray]

@@ -12,11 +12,11 @@ from linexport.artifact.checked import checked_artifact
 from linexport.graph.bottlenecks import bottlenecks
 from linexport.graph.outputs import with_outputs
 from linexport.manifest import MODEL
-from linexport.quantise.calibration_inputs import inputs_of
-from linexport.quantise.choose_bits import Chosen, Quantiser
-from linexport.quantise.layer_chain import LayerChain
-from linexport.quantise.opened import FloatModel, unopened
-from linexport.quantise.sensitivity import stored
+from linexport.quantization.calibration_inputs import inputs_of
+from linexport.quantization.choose_bits import Chosen, Quantiser
+from linexport.quantization.layer_chain import LayerChain
+from linexport.quantization.opened import FloatModel, unopened
+from linexport.quantization.sensitivity import stored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,14 +20,14 @@ from onnx import numpy_helper
 import linexport
 from linexport import trace
 from linexport.conversion import pipeline
-from linexport.conversion.stages import Checks
+from linexport.conversion.context import Checks
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders import load_model
 from linexport.manifest import ConvertOptions, Manifest, read
-from linexport.quantise import quantisable
-from linexport.quantise.half import half_model
-from linexport.quantise.opened import FLOAT_PRODUCTS
+from linexport.quantization import quantisable
+from linexport.quantization.half import half_model
+from linexport.quantization.opened import FLOAT_PRODUCTS
 from linexport.report.verdict import verdict
+from linexport.sources import load_model
 from tests.support.command_line import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")

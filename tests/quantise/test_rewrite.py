@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from linexport.quantise import quantisable
-from linexport.quantise.block_quantisation import Grid, nearest
-from linexport.quantise.rewrite import quantised_model
+from linexport.quantization import quantisable
+from linexport.quantization.block_quantisation import Grid, nearest
+from linexport.quantization.rewrite import quantised_model
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from linexport.errors import UsageError
-from linexport.quantise import token_windows
-from linexport.quantise.token_windows import text_windows
+from linexport.quantization import token_windows
+from linexport.quantization.token_windows import text_windows
 
 
 def pipe_in_folder(path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linexport.recognise.axes import Axis, fresh, regroup, size_of, unify
-from linexport.recognise.running import size_value, symbols_in
-from linexport.recognise.sizes import ONE, Size, parse
+from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.run_subgraph import size_value, symbols_in
+from linexport.match.forms.axes import Axis, fresh, regroup, size_of, unify
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=5)
 

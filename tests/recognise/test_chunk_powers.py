@@ -6,10 +6,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from linexport.recognise.axes import Axis, fresh
-from linexport.recognise.chunk_powers import in_rates_of
-from linexport.recognise.sizes import Size
-from linexport.recognise.terms import Form, Iota, Leaf, Nested, Term
+from linexport.graph.monomials import Size
+from linexport.match.forms.axes import Axis, fresh
+from linexport.match.forms.chunk_powers import in_rates_of
+from linexport.match.forms.terms import Form, Iota, Leaf, Nested, Term
 
 SIZE, RATES = 16, np.asarray([0.9, 0.5])
 HEAD, PLACE, CHUNK = Axis(Size(2)), Axis(Size(SIZE)), Axis(Size(1, ("chunks",)))

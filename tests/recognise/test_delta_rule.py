@@ -13,10 +13,10 @@ from torch.export import Dim
 
 import linexport
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.factory import load_module
-from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.recognise.sizes import parse
-from linexport.recognise.whole_chunks import is_whole
+from linexport.graph.monomials import parse
+from linexport.match.emit.whole_chunks import is_whole
+from linexport.sources.factory import load_module
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.trace import trace
 from tests.support.formulations.delta_rules import (
     delta_rule_in_chunks_by_a_solve,

@@ -15,8 +15,8 @@ import torch
 
 from linexport import passes
 from linexport.graph import states
+from linexport.match.search import matcher
 from linexport.plugins.ops.registry import attach_functions
-from linexport.recognise import find
 from tests.support import packed
 from tests.support.outcomes import HALF
 from tests.support.work import MOST, finished, times_as_long
@@ -157,13 +157,13 @@ def test_a_wrong_reading_is_refused(
 ) -> None:
     """The proof alone stands between a mistake of the algebra and the user."""
     _, model = export("tril_scores")
-    right = find.read_roles
+    right = matcher.read_roles
 
     def mistaken(*arguments: Any) -> Any:
         roles = right(*arguments)
         return roles and replace(roles, **wrong)
 
-    monkeypatch.setattr(find, "read_roles", mistaken)
+    monkeypatch.setattr(matcher, "read_roles", mistaken)
     rewritten = passes.rewrite(model, FUSED)
     assert not rewritten.findings.matches
     assert "output" in {r.where for r in rewritten.findings.rejected}

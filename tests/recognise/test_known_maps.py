@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import passes
+from linexport.match.forms import exact, functions
 from linexport.plugins.ops.registry import attach_functions
-from linexport.recognise import exact, functions
 from linexport.targets.base import OrtSession
 from linexport.trace.graph import to_onnx
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx import parser
 
 from linexport import passes
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from linexport.trace import trace
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18, "acme" : 1]>

@@ -6,9 +6,9 @@ import onnx_graphsurgeon as gs
 import torch
 from torch import Tensor, nn
 
-from linexport.loaders.factory import load_module
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.terms import MAX_NESTED
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.forms.terms import MAX_NESTED
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 from linexport import passes
 from linexport.errors import BuildError, UnsupportedModelError
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from linexport.trace.graph import to_graph
 

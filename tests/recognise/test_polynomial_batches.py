@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import targets, trace
-from linexport.loaders.loaded_model import LoadedModel, Source
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.timing import export as timing
 
 HEADS, TOKENS, BATCHES = 2, 48, 60

@@ -14,9 +14,9 @@ from torch import nn
 
 from linexport import passes
 from linexport.graph.states import State
-from linexport.loaders.factory import load_module
-from linexport.recognise import prove
-from linexport.recognise.obstacles import first_loop, first_obstacle
+from linexport.match.proof import prove
+from linexport.match.search.obstacles import first_loop, first_obstacle
+from linexport.sources.factory import load_module
 from linexport.token_flow import classify
 from linexport.trace import trace
 

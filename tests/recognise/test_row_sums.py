@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import passes
-from linexport.loaders.loaded_model import LoadedModel, Source
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

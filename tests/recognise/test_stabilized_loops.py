@@ -16,7 +16,7 @@ from torch.export import Dim
 
 from linexport import passes
 from linexport.graph import states
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.outcomes import run_in_pieces, session_of
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 import linexport
 from linexport import passes
 from linexport.graph import states
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support import convolutions
 from tests.support.independent import check_independently

@@ -13,8 +13,8 @@ from torch.export import Dim
 
 from linexport import passes
 from linexport.graph import states
-from linexport.loaders.factory import load_module
 from linexport.passes import Rewritten
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.loops import session_of
 

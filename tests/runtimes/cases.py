@@ -17,9 +17,9 @@ import torch
 
 import linexport
 from linexport.conversion.model_under_test import model_under_test
-from linexport.loaders import load_model
 from linexport.parity.cases import Case, draw_inputs
-from linexport.parity.reference import Reference, feeds
+from linexport.parity.reference.module import Reference, feeds
+from linexport.sources import load_model
 
 Arrays = dict[str, np.ndarray]
 

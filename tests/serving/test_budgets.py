@@ -39,7 +39,7 @@ from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.http.json_writer import encoded, largest
 from linexport.serving.http.openai_answers import Answer
-from linexport.serving.http.pieces import AT_ONCE, PART, PieceReader, Turns
+from linexport.serving.http.pieces import AT_ONCE, PART, PieceReader, TurnQueue
 from linexport.serving.http.server import Address, Server, listen, serve
 from linexport.serving.limits import Limits
 from linexport.serving.service import Service
@@ -416,7 +416,7 @@ def test_one_connection_goes_on_in_a_turn_of_the_event_loop() -> None:
     done: list[str] = []
 
     async def run() -> None:
-        turns = Turns()
+        turns = TurnQueue()
 
         def go_on(name: str, pieces: int) -> None:
             done.append(name)

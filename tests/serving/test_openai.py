@@ -15,7 +15,7 @@ import pytest
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.sampling import log_probabilities
+from linexport.artifact.text.sampling import log_probabilities
 from tests.support.serving import Served, alone, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.artifact import Artifact
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 from linexport.errors import UsageError
 from linexport.serving.channel import Channel, Outbox
 from linexport.serving.computing import LocalComputing

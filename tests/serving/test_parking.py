@@ -13,7 +13,7 @@ import pytest
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 from linexport.errors import UsageError
 from linexport.serving.parking import ParkedText, Parking, new_id
 from linexport.serving.text import Beginning, TextSettings

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import linexport
 from linexport.errors import LinexportError
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 from tests.support.independent import check_independently
 from tests.support.outcomes import Outcome
 from tests.support.strangers import STRANGERS, Stranger

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import linexport
 from linexport.errors import LinexportError
-from linexport.loaders.factory import load_module
+from linexport.sources.factory import load_module
 
 WIDTH, LENGTH, FARTHEST = 8, 4_000, 3_000
 LIMIT = 1e-3

@@ -12,8 +12,8 @@ from torch.export import Dim
 from linexport import passes
 from linexport.graph import states
 from linexport.graph.external_data import with_weights
-from linexport.loaders.factory import load_module
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 WIDTH = 8

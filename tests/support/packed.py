@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from linexport.loaders.loaded_model import LoadedModel, Source
+from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.trace import trace
 from tests.support import formulations
 

@@ -15,8 +15,8 @@ from torch.export import Dim
 from linexport import passes
 from linexport.graph.external_data import with_weights
 from linexport.graph.states import find_states
-from linexport.loaders.factory import load_module
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources.factory import load_module
 from linexport.trace import trace
 
 

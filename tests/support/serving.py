@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from linexport.artifact import Artifact
-from linexport.artifact.tokenizer import find_tokenizer
+from linexport.artifact.text.tokenizer import find_tokenizer
 from linexport.serving.computing import LocalComputing
 from linexport.serving.engine import Engine
 from linexport.serving.http.server import Address, Server, listen

@@ -7,7 +7,7 @@ import onnx
 from linexport import passes, targets
 from linexport.graph import states
 from linexport.plugins.ops.registry import attach_functions
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from linexport.timing.work import work_of
 from tests.support.packed import Packed
 

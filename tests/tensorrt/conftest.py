@@ -17,7 +17,7 @@ import pytest
 from linexport.graph.dims import DimRange
 from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets import Options
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from tests.support import tensorrt_models
 
 DIMS = {"batch": DimRange(1, 1, 1, batch=True), "seq": DimRange(1, 512, 1024)}

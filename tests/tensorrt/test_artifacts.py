@@ -92,7 +92,7 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     made: Path, monkeypatch: pytest.MonkeyPatch, manifest_of: Callable[..., Any]
 ) -> None:
     from linexport.conversion.model_under_test import model_under_test
-    from linexport.loaders import load_model
+    from linexport.sources import load_model
 
     right = targets.find_target("tensorrt-rtx")
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", replace(right, deploy=OnCpu))

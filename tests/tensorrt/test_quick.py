@@ -26,7 +26,7 @@ from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.description import Description
 from linexport.plugins.ops.registry import all_ops, linexport_nodes
 from linexport.plugins.tensorrt import fields, quick, quick_plugin
-from linexport.targets.lowering import Candidate
+from linexport.targets.lowering.choice import Candidate
 from linexport.targets.trt.convolutions import tokens_first
 from tests.support import tensorrt_models
 
@@ -291,7 +291,7 @@ def test_a_marked_node_runs_by_its_body_elsewhere() -> None:
 
     from linexport.targets import Options
     from linexport.targets.base import OrtSession
-    from linexport.targets.lowering import lower
+    from linexport.targets.lowering.choice import lower
     from linexport.targets.trt import parser_form, target
 
     options = Options(sms=(89, 120), quick=True)

@@ -18,10 +18,10 @@ from linexport import passes, targets, trace
 from linexport.errors import BuildError
 from linexport.graph import dims as dimensions
 from linexport.graph import states
-from linexport.loaders import load_model
 from linexport.plugins.tensorrt.flavour import RTX
+from linexport.sources import load_model
 from linexport.targets import Options
-from linexport.targets.lowering import lower
+from linexport.targets.lowering.choice import lower
 from linexport.targets.trt import parser_form
 from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.profiles import profiles

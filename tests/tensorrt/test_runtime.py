@@ -17,7 +17,7 @@ import pytest
 
 import linexport
 from linexport.errors import UsageError
-from linexport.targets.blocks import rounded_up
+from linexport.targets.runtime.memory_pool import rounded_up
 from tests.support import device_scenarios, stand_in_driver
 from tests.support.device_scenarios import PROMPT, TOKENS
 from tests.support.stand_in_driver import LEFT, between

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.runtime import load
-from linexport.artifact.tokenizer import context, end_tokens, model_config
+from linexport.artifact.text.language_interface import LanguageInterface, language_interface
+from linexport.artifact.text.tokenizer import context, end_tokens, model_config
 from linexport.errors import UsageError
 from linexport.package.destination import BatchPrompts, Destination, Packaging
 

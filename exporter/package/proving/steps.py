@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from linexport.artifact.language_interface import language_interface
+from linexport.artifact.text.language_interface import language_interface
 from linexport.graph.states import State
 from linexport.manifest import Manifest
 from linexport.package.destination import BatchPrompts

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from linexport.artifact.language_interface import language_interface
+from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
 

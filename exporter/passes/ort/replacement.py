@@ -16,10 +16,10 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 from onnx import helper
 
+from linexport.graph.contract import NoMatchError, PassResult, rewrite_matches
 from linexport.graph.edit import is_output
-from linexport.passes.contract import NoMatchError, PassResult, rewrite_matches
-from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
-from linexport.recognise.sizes import parse
+from linexport.graph.monomials import parse
+from linexport.graph.run_subgraph import NotRunnableError, session, size_value, symbols_in
 
 DOMAIN = "com.microsoft"
 

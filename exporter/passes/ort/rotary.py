@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.contract import TARGET, NoMatchError, Pass, PassResult
 from linexport.graph.edit import END, producer
-from linexport.passes.contract import TARGET, NoMatchError, Pass, PassResult
 from linexport.passes.ort.replacement import DOMAIN, Substitution, substitute_matches
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from linexport.serving.http.pieces import PART, HeldFlow, PieceReader, PiecesError, Turns
+from linexport.serving.http.pieces import PART, HeldFlow, PieceReader, PiecesError, TurnQueue
 
 HEADER_BYTES = 2**15
 HEADERS = 200
@@ -42,7 +42,7 @@ class Connection(H11Protocol):
 
     request_seconds: float
     send_seconds: float
-    turns: Turns
+    turns: TurnQueue
     conn: PieceReader
     flow: HeldFlow
 
@@ -151,5 +151,5 @@ class _Deadline:
 def connection_class(request_seconds: float, send_seconds: float) -> type[Connection]:
     """Return a class of connections with these deadlines, as uvicorn takes them."""
     members: dict[str, Any] = {"request_seconds": request_seconds, "send_seconds": send_seconds}
-    members["turns"] = Turns()
+    members["turns"] = TurnQueue()
     return type("TimedConnection", (Connection,), members)

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from linexport.artifact.template import TemplateError
+from linexport.artifact.text.template import TemplateError
 from linexport.errors import NonFiniteError, ParityError, UsageError
 from linexport.serving.call_time import CallTimeError
 from linexport.serving.channel import SlowReaderError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from linexport.artifact.tokenizer import UNFINISHED, Tokenizer
+from linexport.artifact.text.tokenizer import UNFINISHED, Tokenizer
 from linexport.serving.text import Delta, End, Scored, TextSettings, Usage
 
 HEAD, TOKEN, REPORTED = 2**11, 32, 160

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.text.sampling import Sampling
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS

@@ -93,7 +93,7 @@ class PieceReader(h11.Connection):
             )
 
 
-class Turns:
+class TurnQueue:
     """Connections that go on with their pieces: one in each turn of the event loop, in order."""
 
     def __init__(self) -> None:

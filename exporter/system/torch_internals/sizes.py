@@ -1,7 +1,8 @@
 """Sizes of tensors while a model is traced: symbols, what they are in the example, and guards.
 
 ``torch.SymInt`` is public, and what it stands for is not. torch fixes a size that Python asks for
-as an integer; while loops are looked for, such questions are answered here, see ``trace.loops``.
+as an integer; while loops are looked for, such questions are answered here, see
+``trace.loops.capture``.
 """
 
 from __future__ import annotations

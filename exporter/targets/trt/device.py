@@ -16,8 +16,8 @@ from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.flavour import driver
 from linexport.plugins.tensorrt.launcher import capability
 from linexport.plugins.tensorrt.modules import checked
-from linexport.targets import dlpack
-from linexport.targets.blocks import Blocks
+from linexport.targets.runtime import dlpack
+from linexport.targets.runtime.memory_pool import Blocks
 
 
 class Device:

@@ -38,10 +38,10 @@ from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.op import DOMAIN, Node, name_overload
 from linexport.plugins.ops.registry import linexport_nodes
 from linexport.targets.base import DTYPES, Options
-from linexport.targets.tokenwise.groups import drop_unused, readers_of
-from linexport.targets.tokenwise.program import UnfitError
-from linexport.targets.tokenwise.sizes import with_constant_sizes
-from linexport.targets.tokenwise.values import LEAD
+from linexport.targets.cpu_fusion.groups import drop_unused, readers_of
+from linexport.targets.cpu_fusion.program import UnfitError
+from linexport.targets.cpu_fusion.sizes import with_constant_sizes
+from linexport.targets.cpu_fusion.values import LEAD
 from linexport.targets.trt.operands import ELEMENTS, Facts, OperandReader, given_inputs
 from linexport.targets.trt.parser_form import by_plugin, plugin_attributes
 from linexport.targets.trt.projections import joint_projections

@@ -32,9 +32,9 @@ from linexport.plugins.ops.causal_conv import ACTIVATIONS
 from linexport.plugins.ops.op import ABSENT, DOMAIN
 from linexport.plugins.ops.registry import known_shapes
 from linexport.plugins.ops.shapes import Dim
-from linexport.targets.tokenwise.nodes import attributes
-from linexport.targets.tokenwise.program import Shape, UnfitError, packed
-from linexport.targets.tokenwise.values import LEAD
+from linexport.targets.cpu_fusion.nodes import attributes
+from linexport.targets.cpu_fusion.program import Shape, UnfitError, packed
+from linexport.targets.cpu_fusion.values import LEAD
 
 ELEMENTS: Mapping[int, str] = {
     TensorProto.FLOAT: "fp32",

@@ -28,7 +28,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
-from linexport.targets.device_array import DeviceArray, DeviceBlock, is_on_device
+from linexport.targets.runtime.device_array import DeviceArray, DeviceBlock, is_on_device
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.engine import OpenedEngine
 from linexport.targets.trt.graphs import Graphs

@@ -22,7 +22,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.registry import known_shapes
-from linexport.targets.tokenwise.groups import drop_unused
+from linexport.targets.cpu_fusion.groups import drop_unused
 
 log = logging.getLogger(__name__)
 

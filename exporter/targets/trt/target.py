@@ -33,7 +33,7 @@ from linexport.plugins.tensorrt import quick
 from linexport.plugins.tensorrt.attributes import AHEAD_OF_TIME
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Finishing, Options, Target, check_precision
-from linexport.targets.lowering import Candidate, Rules, by_rules
+from linexport.targets.lowering.choice import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.convolutions import tokens_first

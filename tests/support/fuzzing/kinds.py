@@ -19,7 +19,7 @@ import onnx
 import torch
 
 import linexport
-from linexport.loaders import load_model
+from linexport.sources import load_model
 from tests.support import ROOT, random_graphs
 from tests.support.fuzzing import archives, protobufs, values
 

@@ -1,0 +1,1 @@
+"""The text side of an artifact: tokenizers, templates, sampling, stop strings, pictures."""

@@ -1,0 +1,160 @@
+"""Decays that may be negative, as signs around a recurrence whose decays are not, as nodes.
+
+    h_t = a_t h_{t-1} + b_t,    c_t = sgn(a_{t+1}) ... sgn(a_T),    c_T = 1,    sgn(0) = 1
+    g_t = c_t h_t    is    g_t = |a_t| g_{t-1} + c_t b_t,    g_0 = c_0 h_0,    g_T = h_T
+
+because c_t a_t = c_{t-1} |a_t|. Negative decays are counted, so that signs are exact. As c_T is 1,
+the state that is carried on is h itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.match.emit.decay import Gates
+from linexport.match.emit.tokens import scaled_tokens
+from linexport.match.errors import NotAttentionError
+from linexport.match.forms.axes import Index
+from linexport.match.forms.sign_analysis import sign_of
+from linexport.match.forms.terms import Leaf
+from linexport.match.roles.decay import read_decay
+from linexport.match.roles.head_layout import axis_size
+from linexport.match.roles.roles import Roles
+from linexport.plugins.ops.linear_attention import INPUTS
+
+COUNT, LARGE = np.dtype(np.int32), np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Signs of the products of later decays.
+
+    Attributes:
+        later: c_t, (B, T, heads) or (B, T, heads * channels).
+        all: c_0, without the tokens.
+        by_channel: every channel of a key has its own.
+        of_keys: queries and keys have them, and values and outputs do not.
+    """
+
+    later: gs.Variable
+    all: gs.Variable
+    by_channel: bool
+    of_keys: bool
+
+
+def signed_rate(roles: Roles, heads: Index) -> Leaf | None:
+    """Return the decay that the logarithm in the roles is of, where it may be below 0."""
+    found = read_decay(roles, heads)
+    if len(found.leaves) != 1 or found.coefficient != 1.0 or found.leaves[0].function[0] != "Log":
+        return None
+    (leaf,) = found.leaves
+    rate = replace(leaf, function=leaf.function[2])
+    return None if sign_of(rate) == 1 else rate
+
+
+class SignedGates(Gates):
+    """Writes decays of either sign.
+
+    Attributes:
+        takes_logarithms: the nodes that are replaced do, so that their decays are positive.
+    """
+
+    takes_logarithms = False
+
+    def rates(self, dtype: np.dtype[np.generic]) -> gs.Variable | None:
+        """Return decays that may be negative, (B, T, heads) or (B, T, heads * channels).
+
+        None where they are not, or are none.
+        """
+        roles, heads = self.roles, self.layout.value
+        if roles.decay is None or roles.stabilized or self.takes_logarithms:
+            return None
+        rate = signed_rate(roles, heads)
+        if rate is None:
+            return None
+        self.has_signs = True
+        found = read_decay(roles, heads)
+        groups = (roles.batch, found.time, (*heads, *found.width))
+        return self.packed_in(groups, (rate,), heads, dtype)
+
+    def logarithms_of_sizes(self, rates: gs.Variable) -> gs.Variable:
+        """Return log |a|, which is -inf where a is 0."""
+        dtype, shape = np.dtype(rates.dtype), rates.shape
+        return self.add("Log", [self.add("Abs", [rates], dtype, shape=shape)], dtype, shape=shape)
+
+    def signs(self, rates: gs.Variable) -> Signs:
+        """Return the signs of the products of later decays."""
+        dtype, (batch, _, width) = np.dtype(rates.dtype), rates.shape
+        zero = gs.Constant(self.name("zero"), np.zeros((), dtype))
+        below = self.add("Less", [rates, zero], np.dtype(bool), shape=rates.shape)
+        count = self.cast(below, COUNT)
+        time = gs.Constant(self.name("axis"), np.asarray(1, LARGE))
+        times = gs.Constant(self.name("axes"), np.asarray([1], LARGE))
+        after = {"exclusive": 1, "reverse": 1}
+        later = self.add("CumSum", [count, time], COUNT, attrs=after, shape=rates.shape)
+        kept = {"keepdims": 0}
+        all_of_them = self.add("ReduceSum", [count, times], COUNT, attrs=kept, shape=[batch, width])
+        by_channel = width != axis_size(self.layout.value)
+        first, second = (self._parity(n, dtype) for n in (later, all_of_them))
+        # A normaliser is a sum of keys, which must have the signs then.
+        return Signs(first, second, by_channel, by_channel or self.roles.normalize)
+
+    def _parity(self, count: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Variable:
+        """Return (-1)^n."""
+        two = gs.Constant(self.name("two"), np.asarray(2, COUNT))
+        signs = [gs.Constant(self.name("sign"), np.asarray(s, dtype)) for s in (-1, 1)]
+        odd = self.add("Mod", [count, two], COUNT, shape=count.shape)
+        odd = self.cast(odd, np.dtype(bool))
+        return self.add("Where", [odd, *signs], dtype, shape=count.shape)
+
+    def turned(self, inputs: Sequence[gs.Tensor], signs: Signs) -> list[gs.Tensor]:
+        """Return query, key and value of g.
+
+        Raises:
+            NotAttentionError: heads that have signs of their own share queries or keys.
+        """
+        query, key, value = inputs
+        if not signs.of_keys:
+            return [query, key, self._scaled(value, signs)]
+        heads = self.layout.value
+        # Queries of one head are side by side, and so have its signs.
+        queries = self.layout.query if signs.by_channel else self.layout.query[: len(heads)]
+        if queries != heads or self.layout.key != heads:
+            raise NotAttentionError("its decay may be negative, and heads share queries or keys")
+        return [self._scaled(query, signs), self._scaled(key, signs), value]
+
+    def turned_back(self, output: gs.Variable, signs: Signs) -> gs.Variable:
+        """Return h of g, unless queries have the signs already."""
+        return output if signs.of_keys else self._scaled(output, signs)
+
+    def turned_pasts(self, signs: Signs) -> dict[int, gs.Variable]:
+        """Return g_0 of h_0 = 0 for each state of the operator, by the number of the input."""
+        channels, width = (
+            axis_size(i) if i else 1 for i in (self.roles.channels, self.roles.widths)
+        )
+        pasts: dict[int, tuple[int, ...]] = {INPUTS.index("past_state"): (channels, width)}
+        if self.roles.normalize:
+            pasts[INPUTS.index("past_normalizer")] = (channels,)
+        return {place: self._turned_past(signs, own) for place, own in pasts.items()}
+
+    def _turned_past(self, signs: Signs, own: tuple[int, ...]) -> gs.Variable:
+        """Return c_0 times zeros of (batch, heads, *own)."""
+        dtype, batch = np.dtype(signs.all.dtype), signs.all.shape[0]
+        heads, ones = axis_size(self.layout.value), [1] * (len(own) - 1)
+        split = [heads, own[0] if signs.by_channel else 1, *ones]
+        turn = gs.Constant(self.name("shape"), np.asarray([0, *split], LARGE))
+        turn = self.add("Reshape", [signs.all, turn], dtype, shape=[batch, *split])
+        zero = gs.Constant(self.name("zero"), np.zeros([1] * (2 + len(own)), dtype))
+        rest = gs.Constant(self.name("sizes"), np.asarray([heads, *own], LARGE))
+        sizes = [self.shape_of((self.roles.batch,)), rest]
+        shape = self.add("Concat", sizes, LARGE, attrs={"axis": 0}, shape=[2 + len(own)])
+        past = self.add("Expand", [zero, shape], dtype, shape=[batch, heads, *own])
+        return self.add("Mul", [past, turn], dtype, shape=past.shape)
+
+    def _scaled(self, x: gs.Tensor, signs: Signs) -> gs.Variable:
+        heads = axis_size(self.layout.value)
+        return scaled_tokens(self, x, signs.later, heads)

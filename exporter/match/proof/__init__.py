@@ -1,0 +1,1 @@
+"""Proof of a match: both sides run on the same random inputs."""

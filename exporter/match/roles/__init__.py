@@ -1,0 +1,1 @@
+"""Roles of the factors of a normal form: query, key, value, mask, decay, denominator."""

@@ -1,0 +1,234 @@
+"""Factors of one product sorted into roles: by the labels that they share.
+
+    sum_{s,d} [s <= t] q[b,h,t,d] k[b,h,s,d] v[b,h,s,e]
+
+Labels of the result are free, those summed over are bound. With a triangle, t and s are the two
+positions it compares. Without one, every group of bound labels is tried as s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.graph.edit import producer
+from linexport.match.errors import NotAttentionError
+from linexport.match.forms.axes import Axis, Index, size_of
+from linexport.match.forms.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
+from linexport.match.roles.decay import common_exponent
+from linexport.match.roles.recurrence import read_recurrence
+from linexport.match.roles.roles import Roles
+
+Axes = frozenset[Axis]
+
+
+MASKS = "make a causal mask in the model (tril), and mask tokens by a mask of keys"
+
+SEGMENTS = (
+    "it is made by comparing a number of each query with one of each key, as segments between "
+    "resets are. A state that is cleared is fused as a loop over tokens, in which each step begins "
+    "with state = torch.where(reset[:, t], 0, state), for each head by itself or for all"
+)
+
+COPIES = ("Cast", "Not", "Reshape", "Transpose", "Unsqueeze", "Where")
+"""Operators that give what their first input says, or the opposite."""
+
+
+def _is_comparison(tensor: gs.Tensor) -> bool:
+    """Return whether a mask says which queries and keys have the same number."""
+    node = producer(tensor)
+    while node is not None and node.op in COPIES:
+        node = producer(node.inputs[0])
+    return node is not None and node.op == "Equal"
+
+
+def assign_roles(product: Term, form: Form) -> Roles | None:
+    """Try the ways to tell positions from channels, and take the most natural that fits."""
+    free, bound = form.axes, product.axes - form.axes
+    if not bound or product.axes & free != free:
+        return None
+    orders = product.of(PositionOrder)
+    leaves = [f for f in product.of(Leaf) if f.axes]
+    if len(leaves) != len(product.of(Leaf)):
+        return None
+    if any(f.kind in ("log", *TURNS) for f in product.of(Nested)):
+        return None
+    if orders:
+        roles = _causal(product, orders, leaves, free, bound)
+        return read_recurrence(product, form) if roles is None else roles
+    found = list(_bidirectional(product, leaves, free, bound))
+    return min(found, key=_ambiguity_rank, default=None)
+
+
+def _causal(
+    product: Term, orders: list[PositionOrder], leaves: list[Leaf], free: Axes, bound: Axes
+) -> Roles | None:
+    # sum_s [s <= t] looks back from a query t that is a dim to keys s that are summed over;
+    # [t <= s], with the two exchanged, looks ahead.
+    order = orders[0]
+    looks = set(order.column) <= bound and set(order.row) <= free
+    reverse = set(order.row) <= bound and set(order.column) <= free
+    if not looks and not reverse:
+        return None
+    query_position, key_position = (order.row, order.column) if looks else (order.column, order.row)
+    roles = _sides(product, leaves, query_position, key_position, bound - set(key_position), free)
+    if roles is None:
+        return None
+    if len(orders) > 1:
+        raise NotAttentionError("it has more than one mask by position, such as a window")
+    if order.offset > 0:
+        raise NotAttentionError(
+            f"its triangle is shifted by {order.offset}; only a mask that ends at the diagonal, or "
+            "before it, is causal linear attention"
+        )
+    if reverse and roles.decay is not None:
+        raise NotAttentionError("its mask keeps later positions, and its keys fade")
+    return replace(roles, causal=True, lag=-order.offset, reverse=reverse)
+
+
+def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
+    # Without a triangle nothing names the positions: labels that are summed over are put together
+    # by the factors that have them, and each group is tried as the positions of the keys.
+    patterns: dict[frozenset[int], list[Axis]] = {}
+    for axis in _ordered(leaves, bound):
+        members = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
+        patterns.setdefault(members, []).append(axis)
+    for members in sorted(patterns, key=lambda m: _is_fixed(patterns[m])):
+        key_position = tuple(patterns[members])
+        channels = bound - set(key_position)
+        queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in members}
+        own = _ordered([leaves[i] for i in sorted(queries)], free)
+        keys = [f for i, f in enumerate(leaves) if i in members and f.axes & channels]
+        elsewhere = set().union(*(f.axes for f in keys))
+        query_position = _positions([a for a in own if a not in elsewhere], key_position)
+        if channels and query_position:
+            try:
+                roles = _sides(product, leaves, query_position, key_position, channels, free)
+            except NotAttentionError:
+                if not _is_fixed(key_position):
+                    raise
+                continue  # channels, read as positions
+            if roles is not None:
+                yield roles
+
+
+def _is_fixed(positions: Sequence[Axis]) -> bool:
+    return size_of(tuple(positions)).known is not None
+
+
+def _positions(own: list[Axis], key_position: Index) -> Index:
+    """The query's own labels that are positions: as long as the key's."""
+    query_position = []
+    for column in key_position:
+        same = [a for a in own if a.size == column.size and a not in query_position]
+        if not same:
+            # Queries of another length: cross attention.
+            return tuple(a for a in own if a.size.known is None)[:1] or tuple(own[:1])
+        query_position.append(same[0])
+    return tuple(query_position)
+
+
+def _ambiguity_rank(roles: Roles) -> tuple[bool, bool, bool]:
+    """Rank a reading, the best first: dynamic positions, as many for keys as for queries."""
+    query_position, key_position = size_of(roles.query_position), size_of(roles.key_position)
+    fixed = query_position.known is not None or key_position.known is not None
+    return fixed, query_position != key_position, not roles.value
+
+
+def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
+    """Labels in the order in which the factors have them."""
+    seen = [a for f in leaves for index in f.dims for a in index if a in of]
+    return list(dict.fromkeys(seen))
+
+
+def _sides(
+    product: Term,
+    leaves: list[Leaf],
+    query_position: Index,
+    key_position: Index,
+    channels: Axes,
+    free: Axes,
+) -> Roles | None:
+    """Sort factors into query, key, value and mask."""
+    # A factor with t moves out of the sum over s, one with s stays inside. Of the former those with
+    # channels d are the query, the others weigh the output; of the latter those with channels are
+    # the key, truth values the mask, the others the value. One with both t and s is a full mask.
+    t, s = set(query_position), set(key_position)
+    query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
+    weights, masklike = list[Leaf](), list[Leaf]()
+    for leaf in leaves:
+        if leaf.axes & t and leaf.axes & s:
+            if len(leaves) < 3:
+                return None
+            masklike.append(leaf)
+        elif leaf.axes & t:
+            (query if leaf.axes & channels else weights).append(leaf)
+        elif leaf.axes & s:
+            own = leaf.axes & channels
+            (key if own else mask if leaf.truth else value).append(leaf)
+        else:
+            return None
+    if not query or not key or not channels:
+        return None
+    if masklike:
+        advice = SEGMENTS if _is_comparison(masklike[0].tensor) else MASKS
+        raise NotAttentionError(
+            f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its "
+            f"scores and is not known to be a triangle or a decay: {advice}"
+        )
+    # Truth values that have a width are values, such as spikes: a mask is one for all of it.
+    shared = set(key_position).union(*(f.axes for f in (*query, *key)))
+    value += [f for f in mask if not f.axes <= shared]
+    mask = [f for f in mask if f.axes <= shared]
+    # Heads are shared with queries or keys, so what the value alone has is its width.
+    inside = {*query_position, *key_position, *channels}
+    elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
+    decay = common_exponent(product, query_position, key_position)
+    # What decays by itself is a head: each of Mamba's channels, which share queries and keys.
+    fading = set().union(*(f.axes for f in decay.of(Leaf))) if decay else set()
+    widths = tuple(a for a in _ordered(value, free) if a not in elsewhere | fading)
+    # A number for each key, beside a value with a width, belongs to the key: the denominator has
+    # it as well.
+    if widths:
+        key += [f for f in value if not f.axes & set(widths)]
+        value = [f for f in value if f.axes & set(widths)]
+    # Without a value it is the sum of a triangle, or else any product.
+    weighs_queries = (value or product.of(PositionOrder)) and not any(
+        f.axes & set(widths) for f in weights
+    )
+    if len(mask) > 1 or (weights and not weighs_queries):
+        return None
+    roles = Roles(
+        tuple(query),
+        tuple(key),
+        tuple(value),
+        tuple(weights),
+        mask[0] if mask else None,
+        decay,
+        query_position,
+        key_position,
+        tuple(_ordered(query, channels)),
+        widths,
+        (),
+        causal=False,
+    )
+    if len(roles.channels) != len(channels):
+        return None
+    return replace(roles, batch=_batch(roles))
+
+
+def _batch(roles: Roles) -> Index:
+    """Return shared labels that are not heads: of dynamic size, or else the first of several."""
+    groups = [g for g in (roles.query, roles.key, roles.value) if g]
+    shared = _ordered(roles.leaves, frozenset(roles.heads(groups[0])))
+    shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
+    dynamic = tuple(a for a in shared if a.size.known is None)
+    if dynamic or not shared:
+        return dynamic
+    inside = {*roles.channels, *roles.widths}
+    packed = any(
+        shared[0] in index and inside & set(index) for f in roles.leaves for index in f.dims
+    )
+    return () if packed else (shared[0],)

@@ -1,0 +1,145 @@
+"""A causal convolution with a sum of exponentials, as roles: its queries are stored numbers.
+
+    sum_{s,n} [s <= t] c_n exp(a_n (t - s)) u_s    is    h_t = exp(a) h_{t-1} + u_t,  y_t = c . h_t
+
+linear attention whose query is c at every token, whose keys are 1, and whose channels n decay by
+exp(a_n): the diagonal state space of S4D (Gu et al. 2022, arXiv 2206.11893) with real rates, and
+MEGA's moving average (Ma et al. 2022, arXiv 2209.10655). With complex rates a + ib
+
+    sum_{s,n} [s <= t] exp(a_n (t - s)) (c_n cos b_n (t - s) - d_n sin b_n (t - s)) u_s
+
+is the real part of the same, with c + id in the place of c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.match.errors import NotAttentionError
+from linexport.match.forms.axes import Axis, Index
+from linexport.match.forms.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
+from linexport.match.forms.unify import match
+from linexport.match.roles.decay import common_exponent, common_multiple
+from linexport.match.roles.roles import Roles, Turn
+
+IsWeight = Callable[[gs.Tensor], bool]
+
+
+def read_fixed_queries(product: Term, form: Form, is_weight: IsWeight) -> Roles | None:
+    """Return the roles of such a convolution; None where it is something else.
+
+    Its channels may turn: the roles then have no query, but a turn with one product in it.
+
+    Raises:
+        NotAttentionError: its decay is not that of a recurrence.
+    """
+    orders, leaves = product.of(PositionOrder), product.of(Leaf)
+    exps = [f for f in product.of(Nested) if f.kind == "exp"]
+    turns = _turns(product)
+    known = len(leaves) + len(exps) + len(turns) + 1 == len(product.factors)
+    if len(orders) != 1 or not exps or len(turns) > 1 or not known:
+        return None
+    (order,) = orders
+    t, s, free = set(order.row), set(order.column), form.axes
+    channels = product.axes - free - s
+    looks_back = t <= free and not s & free and not order.offset
+    mixed = any(f.axes & t and f.axes & s for f in leaves)
+    if not looks_back or not (channels or turns) or mixed:
+        return None
+    value = [f for f in leaves if f.axes & s]
+    weights = [f for f in leaves if f.axes & t]
+    query = [f for f in leaves if f not in value and f not in weights]
+    apart = not any(f.axes & channels for f in (*value, *weights))
+    if not value or not apart or not all(is_weight(f.tensor) for f in query):
+        return None
+    if any(is_weight(f.tensor) for f in value):
+        return None
+    decay = common_exponent(product, order.row, order.column)
+    assert decay is not None
+    angle = None
+    if turns:
+        angle = common_multiple(turns[0].inner.terms, product, order.row, order.column)
+        if angle is None:
+            return None
+    rates = [*decay.of(Leaf), *([] if angle is None else angle.of(Leaf))]
+    own = set().union(*(f.axes for f in (*query, *rates))) - channels
+    inside = tuple(a for a in _ordered(value) if a not in s)
+    batch = tuple(a for a in inside if a.size.known is None)
+    widths = tuple(a for a in inside if a not in own and a not in batch)
+    # A head is what has numbers of its own; it must be one that the value has.
+    if not own <= t | set(inside) or not all(is_weight(f.tensor) for f in rates):
+        return None
+    roles = Roles(
+        tuple(query),
+        (),
+        tuple(value),
+        tuple(weights),
+        None,
+        decay,
+        order.row,
+        order.column,
+        tuple(a for a in _ordered([*query, *rates]) if a in channels),
+        widths,
+        batch,
+        causal=True,
+    )
+    if angle is None:
+        return roles
+    weighed = {"cos": (), "sin": ()} | {turns[0].kind: (Term(product.coefficient, tuple(query)),)}
+    return replace(roles, query=(), turn=Turn(angle, weighed["cos"], weighed["sin"]))
+
+
+def read_turning_queries(form: Form, is_weight: IsWeight) -> Roles | None:
+    """Return the roles of a sum of such convolutions, in whose kernels channels turn alike.
+
+    Raises:
+        NotAttentionError: see ``read_fixed_queries``.
+    """
+    first, *others = form.terms
+    roles = read_fixed_queries(first, form, is_weight)
+    if roles is None or roles.turn is None:
+        return None
+    whole = roles.turn
+    for term in others:
+        other = read_fixed_queries(term, form, is_weight)
+        if other is None or other.turn is None or _keys(other) != _keys(roles):
+            return None
+        names = match(_unweighed(first, roles), _unweighed(term, other), form.axes)
+        if names is None:
+            raise NotAttentionError(
+                "its kernel is a sum of cosines and sines of several angles or decays, where one "
+                "of each is expected for every channel of its state"
+            )
+        if {*other.channels} - {*names.values()}:
+            return None
+        back: dict[Axis, Index] = {there: (here,) for here, there in names.items()}
+        cosines, sines = (
+            tuple(x.rename(back) for x in found) for found in (other.turn.cosines, other.turn.sines)
+        )
+        whole = replace(whole, cosines=whole.cosines + cosines, sines=whole.sines + sines)
+    return replace(roles, turn=whole)
+
+
+def _keys(roles: Roles) -> list[str]:
+    """Return what is convolved, up to labels: sums over different tokens are no single one."""
+    return sorted(repr(f.key()) for f in (*roles.value, *roles.weights))
+
+
+def _turns(product: Term) -> list[Nested]:
+    return [f for f in product.of(Nested) if f.kind in TURNS]
+
+
+def _unweighed(product: Term, roles: Roles) -> Term:
+    """Return a product without its stored factors, and with a cosine in the place of a sine."""
+    assert roles.turn is not None
+    stored = {id(f) for x in (*roles.turn.cosines, *roles.turn.sines) for f in x.factors}
+    (turn,) = _turns(product)
+    rest = [f for f in product.factors if f is not turn and id(f) not in stored]
+    return Term(1.0, (*rest, replace(turn, kind="cos")))
+
+
+def _ordered(leaves: Iterable[Leaf]) -> Index:
+    return tuple(dict.fromkeys(a for f in leaves for index in f.dims for a in index))

@@ -1,0 +1,113 @@
+"""Linear loops over tokens that no operator has: the part of their step that is in the way.
+
+g' = a g + u            each state by itself, entry by entry, from zeros or weights: is read
+g' = a g + h            two that read each other, h' = b h + g
+H' = b H + G            one that reads another, of a full matrix
+H' = H A_t + U          a full matrix of each token, from weights
+y  = g + h              a sum of two that is not taken apart
+H' = (1 - a b^T) H + u  one that decays by a sum
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx_graphsurgeon as gs
+
+from linexport.graph.scan_body import reached, starts_of
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.forms.rules.scan import Steps, read_steps
+from linexport.match.forms.terms import Form, Leaf
+
+LINEAR = "is linear in its states, but "
+
+OTHER = (
+    "is a linear recurrence, but of no form that the operators have: what keeps their state is "
+    "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
+    "It stays a loop"
+)
+
+WEIGHTS = LINEAR + (
+    "what keeps them is no number for each entry, and they begin with weights, where delta rules "
+    "of the operators begin with zeros. It stays a loop"
+)
+
+BEGUN = LINEAR + (
+    "begins with a state that is computed of the inputs, where the operators begin with zeros or "
+    "with weights. It stays a loop. Where the state begins with zeros, what it began with can be "
+    "added to the first token"
+)
+
+CASCADE = LINEAR + (
+    "one of them reads another that has more numbers than what a token gives and takes, so that a "
+    "loop of its own would write all of them for every token, or one that is read before its step "
+    "and does not begin with zeros. It stays a loop"
+)
+
+COUPLED = LINEAR + (
+    "two of them read each other. It stays a loop. Of such states those are fused that begin with "
+    "zeros and are pairs which every step turns and scales"
+)
+
+RATES = LINEAR + (
+    "what keeps an entry of one is a sum of products, such as 1 - x y, another number for each "
+    "entry of a matrix. Decays of the operators are of each head or key channel. It stays a loop"
+)
+
+SUM = LINEAR + (
+    "it gives a sum of what two of them are. It stays a loop. Where the loop gives each by itself, "
+    "in lists of their own for torch.stack, and they are added behind it, both are fused"
+)
+
+
+def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
+    """Return why a Scan, or a Loop, that is linear in its states is not fused."""
+    steps = read_steps(e, node) if node.op == "Scan" else None
+    starts = starts_of(node)
+    entrywise = steps is None or all(_is_entrywise(f, steps) for f in steps.following.values())
+    if not entrywise and all(map(e.values.is_zero, starts)):
+        return OTHER
+    if any(map(partial(_is_computed, e), starts)):
+        return BEGUN
+    if not entrywise:
+        return WEIGHTS
+    if steps is None:
+        return OTHER
+    read = {name: _states(form, steps) for name, form in steps.following.items()}
+    others = [(name, other) for name, own in read.items() for other in own - {name}]
+    if any(name in reached(read, other) for name, other in others):
+        return COUPLED
+    if others:
+        return CASCADE
+    if any(len(_states(form, steps)) > 1 for form in steps.outputs):
+        return SUM
+    return RATES if any(map(_has_sum_of_rates, steps.following.items())) else OTHER
+
+
+def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:
+    """Return whether a state before all steps depends on values of the inputs."""
+    form = e.form(start)
+    if form is None or e.is_weight(start):
+        return form is None
+    return any(not e.is_weight(f.tensor) for term in form.terms for f in term.of(Leaf))
+
+
+def _states(form: Form | None, steps: Steps) -> set[str]:
+    """Return the states that are factors of a form."""
+    leaves = (f for term in (form.terms if form else ()) for f in term.of(Leaf))
+    return {f.tensor.name for f in leaves} & steps.following.keys()
+
+
+def _has_sum_of_rates(state: tuple[str, Form | None]) -> bool:
+    """Return whether several terms of a state after a step have it as a factor."""
+    name, form = state
+    terms = form.terms if form else ()
+    return sum(any(f.tensor.name == name for f in t.of(Leaf)) for t in terms) > 1
+
+
+def _is_entrywise(form: Form | None, steps: Steps) -> bool:
+    """Return whether entries after a step are of the same entries of states before it."""
+    if form is None:
+        return False
+    own = [f for term in form.terms for f in term.of(Leaf) if f.tensor.name in steps.following]
+    return all(f.dims[:-1] == form.dims and f.function == ("x",) for f in own)

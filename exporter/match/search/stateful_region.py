@@ -1,0 +1,280 @@
+"""The nodes around a loop that may be one attention with a state, and the tensors they read.
+
+    q, k, beta, ...  ->  chunks, decays, triangular systems, Scan or Loop  ->  output (.., T, ..)
+
+Behind a loop, the first value that all of its results pass through with a dim of tokens is what the
+nodes compute. In front of it, values whose tokens have not been mixed yet are what they read. Only
+operators that make polynomials and exponentials of them may be between: such functions are known
+from few values, others, with bounds somewhere, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from linexport.graph.edit import index_of, is_read, producer
+from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.operators import AXES_ONLY
+from linexport.graph.run_subgraph import symbols_in
+from linexport.match.emit.whole_chunks import is_whole
+from linexport.match.forms.evaluate import Evaluator
+from linexport.match.roles.subgraph import reads
+
+LOOPS = ("Scan", "Loop")
+
+ANALYTIC = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Neg",
+    "Exp",
+    "MatMul",
+    "Einsum",
+    "CumSum",
+    "ReduceSum",
+    *LOOPS,
+}
+MOVING = {
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
+    *("Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Transpose"),
+    *("Trilu", "Unsqueeze", "Where", "CastLike"),
+}
+"""Operators that compute polynomials and exponentials of their inputs, and those that move values.
+The condition of Where, and indices, must follow from sizes alone."""
+
+NOT_DATA = {
+    "Div": (1,),
+    "Where": (0,),
+    "Pad": (1, 2),
+    "Slice": (1, 2, 3, 4),
+    "Trilu": (1,),
+    "CumSum": (1,),
+}
+NOT_DATA |= dict.fromkeys(
+    ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), (1,)
+)
+NOT_DATA |= dict.fromkeys(("Reshape", "Expand", "ReduceSum", "Squeeze", "Unsqueeze", "Split"), (1,))
+"""Inputs of these that must not depend on data."""
+
+FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+PROJECTIONS = ("MatMul", "Gemm", "Conv", "Gather")
+STEPS = 40
+"""Values behind a loop that are tried at most."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that may be one attention.
+
+    Attributes:
+        root: the value that is computed.
+        leaves: what it is computed of, each with a dim of tokens.
+        tokens: the size of that dim.
+        place: of that dim in the root, which may state it as a number of chunks.
+    """
+
+    root: gs.Variable
+    leaves: tuple[gs.Variable, ...]
+    tokens: Size
+    place: int
+
+
+class Regions:
+    """The regions around the loops of a graph."""
+
+    def __init__(self, graph: gs.Graph, evaluator: Evaluator) -> None:
+        self.graph, self.evaluator = graph, evaluator
+        self.data = {t.name for t in graph.inputs}
+        for node in graph.nodes:
+            if depends(node, self.data):
+                self.data |= {o.name for o in node.outputs}
+        self._mixed: dict[str, bool] = {}
+
+    def around(self, loop: gs.Node) -> Iterator[Region]:
+        """Yield what may be computed by way of a loop, the nearest first."""
+        made = [s for o in loop.outputs for s in self.evaluator.sizes(o) or ()]
+        varying = {n for s in made for n in symbols_in(s)}
+        given = {s for t in self.graph.inputs for s in t.shape or () if isinstance(s, str)}
+        # Of "8*n" a loop over chunks has the size n.
+        lengths = [s for s in map(parse, sorted(given)) if symbols_in(s) & varying]
+        for root in self.passed(loop):
+            own = self.evaluator.sizes(root) or []
+            for tokens in lengths:
+                places = [i for i, s in enumerate(own) if s == tokens or is_whole(s, str(tokens))]
+                self._mixed = {}
+                leaves = self._leaves(root, tokens) if len(places) == 1 else None
+                if leaves:
+                    yield Region(root, leaves, tokens, places[0])
+
+    def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
+        """Yield values that everything a loop computes passes through."""
+        place = index_of(self.graph, loop)
+        waiting = {o.name: o for o in loop.outputs if is_read(self.graph, o)}
+        inside = [loop]
+        for _ in range(STEPS):
+            if len(waiting) == 1:
+                yield from waiting.values()
+            if any(t is o for t in waiting.values() for o in self.graph.outputs):
+                return
+            following = self.graph.nodes[place + 1 :]
+            node = next((n for n in following if any(t.name in waiting for t in n.inputs)), None)
+            if node is None or not self._is_followed(node):
+                return
+            place = index_of(self.graph, node)
+            inside.append(node)
+            waiting |= {o.name: o for o in node.outputs if is_read(self.graph, o)}
+            done = {id(n) for n in inside}
+            waiting = {
+                name: t
+                for name, t in waiting.items()
+                if any(id(n) not in done for n in t.outputs)
+                or any(t is o for o in self.graph.outputs)
+            }
+
+    def _is_followed(self, node: gs.Node) -> bool:
+        """Return whether a node computes what a region may hold."""
+        projected = node.op in PROJECTIONS and self._is_projection(node)
+        return not projected and is_analytic(node, self.data)
+
+    def _is_projection(self, node: gs.Node) -> bool:
+        """Return whether tokens are multiplied with weights, or looked up in them."""
+        weights = [self.evaluator.is_weight(t) for t in node.inputs[:2]]
+        return weights[0] if node.op == "Gather" else any(weights)
+
+    def _leaves(self, root: gs.Variable, tokens: Size) -> tuple[gs.Variable, ...] | None:
+        """Return what a value is computed of before tokens are mixed."""
+        found: dict[str, gs.Variable] = {}
+        waiting, seen = [root], set[str]()
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.name in seen or tensor.name not in self.data:
+                continue
+            seen.add(tensor.name)
+            if not self.mixes(tensor, tokens):
+                found[tensor.name] = tensor
+                continue
+            node = producer(tensor)
+            if node is None or not self._is_followed(node):
+                return None
+            if node.op != "Shape":
+                waiting += reads(node)
+        return None if root.name in found else self._factors(found, tokens)
+
+    def mixes(self, tensor: gs.Tensor, tokens: Size) -> bool:
+        """Return whether a value is computed of more tokens than one, as far as is followed."""
+        if tensor.name not in self._mixed:
+            self._mixed[tensor.name] = self._compute_mixes(tensor, tokens)
+        return self._mixed[tensor.name]
+
+    def _compute_mixes(self, tensor: gs.Tensor, tokens: Size) -> bool:
+        node, sizes = producer(tensor), self.evaluator.sizes(tensor)
+        if node is None or tensor.name not in self.data:
+            return False
+        if node.op in PROJECTIONS and self._is_projection(node):
+            return False
+        if sizes is None or sizes.count(tokens) != 1 or self._has_more(sizes, tokens):
+            return True
+        if node.op in (*LOOPS, "CumSum", "Softmax"):
+            return True
+        if node.domain:
+            return False
+        return any(self.mixes(t, tokens) for t in reads(node))
+
+    def _has_more(self, sizes: list[Size], tokens: Size) -> bool:
+        """Return whether the number of tokens is in another dim as well."""
+        return any(s != tokens and symbols_in(s) & symbols_in(tokens) for s in sizes)
+
+    def _factors(self, found: dict[str, gs.Variable], tokens: Size) -> tuple[gs.Variable, ...]:
+        """Return leaves, of which products with a number for each token are taken apart.
+
+        Keys and values are often multiplied with beta before anything else; k and k * beta are
+        then k and beta, and v * beta is v beside that.
+        """
+        found = {t.name: t for t in map(self._plain, found.values())}
+        for known_first in (True, False):
+            for name, tensor in list(found.items()):
+                pair = self._product(tensor)
+                if pair is None:
+                    continue
+                vector, number = pair
+                known, new = (vector, number) if known_first else (number, vector)
+                if known.name in found and known.name != name:
+                    del found[name]
+                    found[new.name] = new
+        return tuple(found.values())
+
+    def _product(self, tensor: gs.Tensor) -> tuple[gs.Variable, gs.Variable] | None:
+        """Return x and the numbers of a product of vectors and numbers, be they columns or rows."""
+        node = producer(tensor, "Mul")
+        if node is None or any(isinstance(t, gs.Constant) for t in node.inputs):
+            return None
+        sizes = [self.evaluator.sizes(t) for t in node.inputs]
+        for vector, number in ((0, 1), (1, 0)):
+            a, b = ([s for s in sizes[i] or () if s != ONE] for i in (vector, number))
+            if len(a) > len(b) > 0:
+                return self._plain(node.inputs[vector]), self._plain(node.inputs[number])
+        return None
+
+    def _plain(self, tensor: gs.Variable) -> gs.Variable:
+        """Return a value before its dims were put in order, and some of size 1 added."""
+        node = producer(tensor)
+        while node is not None and node.op in AXES_ONLY:
+            if node.inputs[0].name not in self.data:
+                break
+            tensor = node.inputs[0]
+            node = producer(tensor)
+        return tensor
+
+
+def depends(node: gs.Node, data: Collection[str]) -> bool:
+    """Return whether what a node computes depends on the values of some tensors."""
+    if node.op in ("Shape", "Size"):
+        return False
+    read = node.inputs[:1] if node.op == "CastLike" else reads(node)
+    return any(t.name in data for t in read)
+
+
+def is_analytic(node: gs.Node, data: Collection[str]) -> bool:
+    """Return whether a node moves values, or makes polynomials and exponentials of them.
+
+    Args:
+        node: of the main graph, or of the body of a loop.
+        data: names of the values that depend on those of the inputs. All else follows from sizes.
+    """
+    if not depends(node, data):
+        return True
+    if node.domain not in (None, "", "ai.onnx") or node.op not in ANALYTIC | MOVING:
+        return False
+    if node.op == "Cast" and node.attrs["to"] not in FLOATING:
+        return False
+    places = NOT_DATA.get(node.op, ())
+    if any(node.inputs[p].name in data for p in places if p < len(node.inputs)):
+        return False
+    bodies = [a for a in node.attrs.values() if isinstance(a, gs.Graph)]
+    return all(_is_analytic_body(node, body, data) for body in bodies)
+
+
+def _is_analytic_body(loop: gs.Node, body: gs.Graph, data: Collection[str]) -> bool:
+    # A Scan's inputs are those of its body; in a Loop the count and the condition come first, and
+    # the next condition is the first of its outputs.
+    skipped = 0 if loop.op == "Scan" else 2
+    inner = body.inputs[skipped:]
+    given = dict(zip((t.name for t in inner), loop.inputs[skipped:], strict=True))
+    known = {*data, *(name for name, outer in given.items() if outer.name in data)}
+    following = body.outputs[skipped // 2 :]
+    states = list(zip(inner, following, strict=False))[: len(loop.outputs)]
+    if loop.op == "Scan":
+        states = states[: len(loop.inputs) - loop.attrs["num_scan_inputs"]]
+    while True:
+        for node in body.nodes:
+            if depends(node, known):
+                known |= {o.name for o in node.outputs}
+        more = {before.name for before, after in states if after.name in known} - known
+        if not more:
+            return all(is_analytic(node, known) for node in body.nodes)
+        known |= more

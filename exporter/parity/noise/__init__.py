@@ -1,0 +1,1 @@
+"""How far rounding alone moves outputs, of the original and of the artifact."""

@@ -1,0 +1,1 @@
+"""The original as reference: its module, its outputs, the values inside it."""

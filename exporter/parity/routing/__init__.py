@@ -1,0 +1,1 @@
+"""Discrete choices, as of a router among its experts, where rounding decides them."""

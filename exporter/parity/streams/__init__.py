@@ -1,0 +1,1 @@
+"""Streams beside whole sequences: pieces, carried states, sequences side by side."""

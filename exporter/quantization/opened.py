@@ -1,0 +1,216 @@
+"""Models that are changed and opened while weights are chosen.
+
+The float32 model is read once, one weight at a time. Its large values are memory-mapped and apart
+from the graph: a changed graph costs no copy of them until it is written to a file, which ONNX
+Runtime maps into memory. What is not in use is not open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from linexport import manifest as manifests
+from linexport import targets
+from linexport.artifact.checked import CheckedArtifact
+from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Arrays, Run, open_written
+from linexport.errors import ParityError
+from linexport.graph import external_data
+from linexport.graph.outputs import with_outputs
+from linexport.manifest import DATA
+from linexport.quantization.quantisable import floating_weights
+from linexport.quantization.rewrite import FLOAT_ACTIVATIONS, float_activations
+from linexport.sources.onnx_file.index_ranges import index_range
+from linexport.system import memory
+from linexport.targets.runtime.providers import CPU_ONLY, Execution
+
+COLUMNS = 1024
+"""Rows of a sum of products that are added at once."""
+
+FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
+"""Activations in float32 where ONNX Runtime joins a product with a DequantizeLinear."""
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """A float32 artifact with its graph.
+
+    Attributes:
+        artifact: opened, for its outputs and the inputs of its graph.
+        graph: the model; values of its matrices are apart.
+        values: of the matrices, by initializer.
+        threads: of every session, 0 for ONNX Runtime's choice.
+    """
+
+    artifact: Artifact
+    graph: onnx.ModelProto
+    values: dict[str, NDArray]
+    threads: int
+
+    @classmethod
+    def of(cls, artifact: Artifact, model: Path, threads: int) -> FloatModel:
+        """Read the model file of an artifact."""
+        graph, external = external_data.read_mapped(model)
+        values = {}
+        weights = {t.name for t in floating_weights(graph)}
+        for tensor in graph.graph.initializer:
+            if tensor.name in weights:
+                own = external.get(tensor.name)
+                values[tensor.name] = numpy_helper.to_array(tensor) if own is None else own
+                tensor.CopyFrom(
+                    external_data.external_initializer(tensor.name, values[tensor.name])
+                )
+            elif tensor.name in external:
+                tensor.CopyFrom(numpy_helper.from_array(external[tensor.name], tensor.name))
+        return cls(artifact, graph, values, threads)
+
+    def run(self, model: onnx.ModelProto) -> Run:
+        """Open a changed graph; matrices it still has get their float32 values."""
+        return open_written(model, self.values, self.threads)
+
+    def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
+        """Open a changed graph as ``open_deployed`` does; ``values`` are of its new matrices."""
+        given = {**self.values, **(values or {})}
+        return open_written(model, given, self.threads, low_memory=False)
+
+    def fed(self, names: Collection[str]) -> onnx.ModelProto:
+        """Return the graph with the named matrices as inputs, so that values can be tried."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.graph)
+        left = [t for t in model.graph.initializer if t.name not in names]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(left)
+        model.graph.input.extend(
+            helper.make_tensor_value_info(
+                name,
+                helper.np_dtype_to_tensor_dtype(self.values[name].dtype),
+                self.values[name].shape,
+            )
+            for name in names
+        )
+        return model
+
+
+def open_deployed(
+    path: Path, target: str, threads: int, execution: Execution = CPU_ONLY
+) -> targets.InferenceSession:
+    """Open a quantised model with the kernels that it is deployed with.
+
+    With little memory ONNX Runtime does not pack weights, and then it does not round activations.
+    """
+    opened = targets.find_target(target).open
+    return opened(path, threads=threads, taking_turns=True, execution=execution)
+
+
+def open_exactly(path: Path, threads: int) -> Run:
+    """Open a quantised model with activations in float32."""
+    model, values = external_data.read_mapped(path)
+    return open_written(float_activations(model), values, threads, FLOAT_PRODUCTS)
+
+
+class OnDemand:
+    """A session of a model file that is opened when it is first run, and may be closed.
+
+    Args:
+        model: the file.
+        threads: 0 for ONNX Runtime's choice.
+    """
+
+    def __init__(self, model: Path, threads: int) -> None:
+        self._model, self._threads = model, threads
+        self._session: targets.Session | None = None
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray]:
+        """See ``Session``."""
+        if self._session is None:
+            self._session = targets.find_target("ort").open(
+                self._model,
+                threads=self._threads,
+                taking_turns=True,
+                low_memory=self._model.with_name(DATA).exists(),
+            )
+        return self._session.run(inputs)
+
+
+def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
+    """Return an artifact that is opened when it is first run.
+
+    Raises:
+        ParityError: it failed a check.
+    """
+    folder, manifest = checked.folder, checked.manifest
+    if manifest.status != "ok":
+        raise ParityError(f"{folder} {manifest.failure}; see {folder / manifests.REPORT}.")
+    ranges = {i.name: index_range(checked.graph, i.name) for i in manifest.inputs}
+    return Artifact(
+        folder,
+        manifest,
+        OnDemand(folder / manifests.MODEL, threads),
+        ranges={name: values for name, values in ranges.items() if values},
+        options={"verify": True, "threads": threads},
+    )
+
+
+class SecondMoments:
+    """Sums of x y^T (K, K), float64, of values x and y with K channels in their last axis.
+
+    Sums are in memory-mapped files, as there is one of K^2 numbers for every product.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
+        """Add the rows of one value (..., K); y is x where there is no other."""
+        rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
+        others = rows if other is None else other.reshape(rows.shape).astype(np.float64)
+        width = rows.shape[-1]
+        if name not in self._sums:
+            [block] = memory.blocks([8 * width**2])
+            self._sums[name] = block.view(np.float64).reshape(width, width)
+            self._counts[name] = 0
+        own = self._sums[name]
+        for start in range(0, width, COLUMNS):
+            own[start : start + COLUMNS] += rows[:, start : start + COLUMNS].T @ others
+        memory.release(own.ctypes.data, own.nbytes)
+        self._counts[name] += len(rows)
+
+    def means(self) -> dict[str, NDArray[np.float64]]:
+        """Return E[x y^T] by name; nothing may be added afterwards."""
+        for name, own in self._sums.items():
+            own /= self._counts[name]
+            memory.release(own.ctypes.data, own.nbytes)
+        return self._sums
+
+
+def second_moments(
+    model: FloatModel, names: Collection[str], data: Collection[Arrays]
+) -> dict[str, NDArray[np.float64]]:
+    """Measure E[x x^T] (K, K), float64, of values x with K channels in their last axis.
+
+    Args:
+        model: run on the data.
+        names: values of the graph.
+        data: inputs of the graph for each run, states included.
+    """
+    run = model.run(with_outputs(model.graph, names))
+    found = SecondMoments()
+    for feeds in data:
+        for name, value in run(feeds).items():
+            found.add(name, value)
+    return found.means()
+
+
+def smallest(model: FloatModel, names: Collection[str], feeds: Arrays) -> dict[str, float]:
+    """Return the smallest number in each of the named values, for one input."""
+    return {
+        n: float(v.min()) for n, v in model.run(with_outputs(model.graph, names))(feeds).items()
+    }

@@ -1,0 +1,193 @@
+"""Quantised weights in the place of those of a graph.
+
+    MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
+    Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z), and a Slice where no
+                           block divides the width
+    MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``, or MatMulNBits for each expert, see
+                           ``expert_products``
+
+A weight with both uses is stored once: the product reads the table through a Reshape, which ONNX
+Runtime computes when it opens the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport.plugins.ops.body import MICROSOFT
+from linexport.quantization import expert_products, experts
+from linexport.quantization.block_quantisation import Quantised
+from linexport.quantization.quantisable import Use, Weight
+
+INTEGER_ACTIVATIONS = 4
+"""accuracy_level of MatMulNBits at which activations are rounded to int8, block by block. Without
+it ONNX Runtime, up to 1.32, has no fast kernel: 8-bit weights are then slower than float32."""
+
+
+FLOAT_ACTIVATIONS = 1
+"""accuracy_level at which they stay in float32."""
+
+
+class WithValues(Protocol):
+    """A weight and its quantised values."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight."""
+        ...
+
+    @property
+    def quantised(self) -> Quantised:
+        """Its values."""
+        ...
+
+
+def quantised_model(
+    model: onnx.ModelProto,
+    chosen: Mapping[str, WithValues],
+) -> onnx.ModelProto:
+    """Return a copy of the model that reads quantised weights.
+
+    Args:
+        model: not changed; values of its initializers may be apart from it.
+        chosen: weights with their quantised values, by initializer.
+    """
+    result = replaced_weights(model, chosen, _replacement, _initializers)
+    if all(o.domain != MICROSOFT for o in result.opset_import):
+        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return result
+
+
+def replaced_weights(
+    model: onnx.ModelProto,
+    chosen: Mapping[str, WithValues],
+    replacement: Callable[[onnx.NodeProto, Use, Weight, Quantised], Iterable[onnx.NodeProto]],
+    initializers: Callable[[Weight, Quantised], Iterable[TensorProto]],
+) -> onnx.ModelProto:
+    """Return a copy of the model with other nodes and initializers for some weights.
+
+    Args:
+        model: not changed; values of its initializers may be apart from it.
+        chosen: weights with their quantised values, by initializer.
+        replacement: gives the nodes in the place of one that reads a weight.
+        initializers: gives what is stored of a weight.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    by_node: dict[int, list[tuple[Use, WithValues]]] = {}
+    for made in chosen.values():
+        for use in made.weight.uses:
+            by_node.setdefault(use.node, []).append((use, made))
+    nodes: list[onnx.NodeProto] = []
+    for index, node in enumerate(model.graph.node):
+        read = by_node.get(index)
+        if read is None:
+            nodes.append(node)
+        elif len(read) == 1:
+            [(use, made)] = read
+            nodes.extend(replacement(node, use, made.weight, made.quantised))
+        else:
+            up, down = ((made.weight, made.quantised) for _, made in read)
+            fused = up[0].experts is not None and up[0].experts.fused
+            write = experts.replacement if fused else expert_products.replacement
+            nodes.extend(write(node, up, down, INTEGER_ACTIVATIONS))
+    gone = {use.weight for made in chosen.values() for use in made.weight.uses}
+    dead = {n.output[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in gone}
+    del result.graph.node[:]
+    result.graph.node.extend(n for n in nodes if not set(n.output) & dead)
+    left = [t for t in model.graph.initializer if t.name not in gone]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(left)
+    for made in chosen.values():
+        result.graph.initializer.extend(initializers(made.weight, made.quantised))
+    return result
+
+
+def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a quantised model that multiplies float32 activations."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    del result.graph.node[:]
+    for original in model.graph.node:
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        for attribute in node.attribute:
+            if node.domain == MICROSOFT and attribute.name == "accuracy_level":
+                attribute.i = FLOAT_ACTIVATIONS
+        own = experts.in_float32(node, shapes) if experts.needs_int8(node) else [node]
+        result.graph.node.extend(own)
+    return result
+
+
+def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]:
+    """Yield values, scales and, where they are stored, zero points.
+
+    Values are (N, blocks, bytes), those of a table (N, bytes), those of experts (E, F, bytes).
+    """
+    if weight.experts and not weight.experts.fused:
+        yield from expert_products.initializers(weight, quantised)
+        return
+    arrays = quantised.packed()
+    if weight.is_table or weight.experts:
+        arrays["values"] = arrays["values"].reshape(weight.outputs, -1)
+    for name, array in zip(weight.parts, arrays.values(), strict=False):
+        ordered = experts.by_expert(array, weight.experts) if weight.experts else array
+        yield numpy_helper.from_array(ordered, name)
+
+
+def _replacement(
+    node: onnx.NodeProto, use: Use, weight: Weight, quantised: Quantised
+) -> Iterator[onnx.NodeProto]:
+    values, scales, zeros = weight.parts
+    bits, block = quantised.grid.bits, quantised.grid.block
+    if use.is_lookup:
+        looked_up = list(node.output)
+        if weight.inputs % block:
+            looked_up = [f"{node.output[0]}/padded"]
+        yield helper.make_node(
+            "GatherBlockQuantized",
+            [values, node.input[1], scales, zeros],
+            looked_up,
+            node.name,
+            domain=MICROSOFT,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=bits,
+            block_size=block,
+        )
+        if weight.inputs % block:  # rows are stored in whole blocks
+            yield from _beginning(looked_up[0], weight.inputs, node.output[0])
+        return
+    if weight.is_table:
+        shape, blocks = f"{node.output[0]}/shape", f"{node.output[0]}/blocks"
+        sizes = np.asarray([weight.outputs, quantised.zeros.shape[1], -1], np.int64)
+        yield helper.make_node("Constant", [], [shape], value=numpy_helper.from_array(sizes))
+        yield helper.make_node("Reshape", [values, shape], [blocks])
+        values = blocks
+    yield helper.make_node(
+        "MatMulNBits",
+        [node.input[0], values, scales, *([] if quantised.grid.symmetric else [zeros])],
+        node.output,
+        node.name,
+        domain=MICROSOFT,
+        K=weight.inputs,
+        N=weight.outputs,
+        accuracy_level=INTEGER_ACTIVATIONS,
+        bits=bits,
+        block_size=block,
+    )
+
+
+def _beginning(padded: str, width: int, output: str) -> Iterator[onnx.NodeProto]:
+    """Yield nodes that take the first ``width`` elements of the last axis."""
+    bounds = {f"{output}/first": 0, f"{output}/width": width, f"{output}/axis": -1}
+    for name, value in bounds.items():
+        constant = numpy_helper.from_array(np.asarray([value], np.int64))
+        yield helper.make_node("Constant", [], [name], value=constant)
+    yield helper.make_node("Slice", [padded, *bounds], [output])

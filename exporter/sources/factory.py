@@ -1,0 +1,296 @@
+"""``package.module:callable`` becomes a LoadedModel: the user's own function builds the model.
+
+The function takes no arguments and returns one of
+
+    (module, args)                              positional example inputs
+    (module, args, kwargs)                      and those by name: a dict with a tensor in it
+    (module, args, dynamic_shapes)              in torch.export's notation
+    (module, args, kwargs, dynamic_shapes)
+
+Without dynamic_shapes `default_dims` chooses; None in their place means that nothing varies. Its
+module is looked up on Python's path and in the current directory. This runs the user's code, as
+asked; what it prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from linexport.errors import LinexportError, UsageError
+from linexport.sources.callables import find_callable, user_code
+from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repeat_ones_where
+from linexport.sources.hugging_face import import_model, is_language_model, is_of_transformers
+from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.weights import check_finite, named_tensors, parameter_summary, weights_digest
+
+if TYPE_CHECKING:
+    from linexport.sources.carried_buffers import Buffer
+
+_RETURNS = (
+    "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
+    "(module, args, kwargs, dynamic_shapes)"
+)
+
+
+def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
+    """Call the function that `source` names.
+
+    Args:
+        source: ``package.module:callable``.
+        seed: of torch's generator while the function runs, so that its random weights and inputs
+            are the same every time.
+        whole: a model of transformers as one plain module; see ``load_model``.
+
+    Returns:
+        The module in eval mode with its examples. Examples of size 1 in dims chosen here are
+        repeated to 2, and a warning says so. A language model of transformers is taken as one,
+        whatever its examples.
+
+    Raises:
+        UsageError: `source` is misspelt, cannot be imported, fails, or returns something else.
+    """
+    factory = find_callable(source, "a function without arguments that returns (module, args)")
+    return load_module(call(factory, source, seed), source, whole=whole)
+
+
+def call(factory: Callable[[], Any], name: str, seed: int) -> Any:
+    """Return what a factory returns, with random numbers of a seed.
+
+    Raises:
+        UsageError: it fails.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]), user_code(f"{name} failed"):
+        torch.manual_seed(seed)
+        return factory()
+
+
+def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedModel:
+    """Return a module with its examples as a model.
+
+    Args:
+        result: as a factory returns it, see above.
+        location: what the model is called.
+        whole: see ``load_factory``.
+
+    Raises:
+        UsageError: `result` is something else.
+        UnsupportedModelError: the module fails on its example, or has weights that are NaN or
+            infinite.
+    """
+    from linexport.sources.bfloat16 import widened
+    from linexport.sources.carrying import carrying
+    from linexport.sources.first_run import failure, run_once, runs, table_rows
+
+    given = _unpack(location, result)
+    module = given.module.eval()
+    warnings = _frozen_draws(module)
+    origin = Source(
+        kind="factory",
+        location=location,
+        sha256=None,
+        description=parameter_summary(type(module).__name__, module),
+        weights_sha256=weights_digest(module),
+    )
+    if whole and is_of_transformers(module):
+        from linexport.sources.hugging_face import whole as plain
+
+        return plain.whole(module.float(), origin)
+    if is_language_model(module):  # it says itself how it is called
+        try:
+            return import_model(module.float(), origin)
+        except LinexportError:
+            raise
+        except Exception as error:
+            raise failure(error, location, "token ids, whole and in pieces with a cache") from error
+    check_finite(named_tensors(module), location)
+    written = run_once(module, given.args, given.kwargs, location).buffers
+    buffers, one_batch = _carried(given, written, location)
+    chosen = _dims(given, lambda examples: runs(module, *given.split(examples)), one_batch)
+    args, kwargs = given.split(chosen.args)
+    args, kwargs, changed = widened(module, args, kwargs)
+    loaded = LoadedModel(
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        dynamic_shapes=chosen.dynamic_shapes,
+        source=origin,
+        integer_ranges=table_rows(module, args, kwargs),
+        warnings=(*chosen.warnings, *warnings, *changed),
+        unclear_dims=chosen.unclear,
+    )
+    return carrying(loaded, buffers) if buffers else loaded
+
+
+def _carried(
+    given: _Given, names: tuple[str, ...], location: str
+) -> tuple[tuple[Buffer, ...], str | None]:
+    """Return the buffers that the module writes, and why its batch does not vary.
+
+    The module then begins every call with the values that they have.
+    """
+    from linexport.sources.carried_buffers import buffers_of, restart
+
+    if not names:
+        return (), None
+    buffers, varies = buffers_of(given.module, names, given.args, given.kwargs, location)
+    restart(given.module, buffers)
+    reason = f"the batch stays that of the example: forward writes the buffer {names[0]}"
+    return buffers, None if varies else reason
+
+
+def _frozen_draws(module: Any) -> tuple[str, ...]:
+    """Warn of random features that a library draws anew while it trains."""
+    drawn = [
+        type(part).__name__
+        for part in module.modules()
+        if any("redraw" in name for name in dir(part))
+    ]
+    if not drawn:
+        return ()
+    return (
+        f"{drawn[0]} can draw its random features anew, as in training: those it has now are "
+        "frozen into the artifact.",
+    )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A factory's result, checked.
+
+    Attributes:
+        module: in any mode.
+        args: positional example inputs.
+        kwargs: those by name, in the order of forward's parameters.
+        chosen: dynamic_shapes were given.
+        shapes: those, None where nothing varies.
+    """
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    chosen: bool = False
+    shapes: Any = None
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """All example inputs, those by name behind the others."""
+        return (*self.args, *self.kwargs.values())
+
+    def split(self, examples: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs of as many values as there are examples."""
+        count = len(self.args)
+        return examples[:count], dict(zip(self.kwargs, examples[count:], strict=True))
+
+
+def _unpack(source: str, result: Any) -> _Given:
+    """Check what the factory returned."""
+    import torch
+
+    if not isinstance(result, tuple) or len(result) not in (2, 3, 4):
+        length = f" of {len(result)}" if isinstance(result, tuple) else ""
+        raise UsageError(f"{source} returned a {type(result).__name__}{length}. {_RETURNS}.")
+    module, args, *rest = result
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"{source} returned a {type(module).__name__} as module. {_RETURNS}, where module is "
+            "a torch.nn.Module; wrap a function in one."
+        )
+    if not isinstance(args, tuple):
+        raise UsageError(
+            f"{source} returned a {type(args).__name__} as args. {_RETURNS}, where args is a "
+            "tuple; write (x,) for a single tensor."
+        )
+    shapes: list[Any]
+    if len(rest) == 1 and _has_tensor(rest[0]) and isinstance(rest[0], dict):
+        kwargs, shapes = rest[0], []
+    else:
+        kwargs, shapes = (rest[0] or {}, rest[1:]) if len(rest) == 2 else ({}, rest)
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+        raise UsageError(
+            f"{source} returned a {type(kwargs).__name__} as kwargs. {_RETURNS}, where kwargs is a "
+            "dict of example inputs by the names of forward's parameters."
+        )
+    if not _has_tensor((args, kwargs)) and not is_language_model(module):
+        raise UsageError(f"{source} returned args without a tensor. {_RETURNS}.")
+    args, kwargs = _in_order(module, args, kwargs)
+    given = _Given(module, args, kwargs, bool(shapes), *shapes)
+    if given.chosen:
+        _check_shapes(source, given)
+    return given
+
+
+def _has_tensor(value: Any) -> bool:
+    import torch
+
+    from linexport.system.torch_internals.trees import pytree
+
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _in_order(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments by position where they can be, others in the order of the parameters."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError:  # running it says what is wrong
+        return args, kwargs
+    return bound.args, bound.kwargs
+
+
+def _check_shapes(source: str, given: _Given) -> None:
+    from linexport.system.torch_internals.trees import pytree
+
+    shapes, count = given.shapes, len(given.examples)
+    if shapes is not None and not isinstance(shapes, tuple | list | dict):
+        raise UsageError(
+            f"{source} returned a {type(shapes).__name__} as dynamic_shapes. Expected one entry "
+            "per argument, as torch.export.export takes, for example ({0: Dim.DYNAMIC},)."
+        )
+    if any(isinstance(x, bool | str | float) for x in pytree.tree_leaves(shapes)):
+        raise UsageError(
+            f"{source} returned dynamic_shapes with values that say nothing of sizes. Example "
+            "inputs by name without a tensor go into (module, args, kwargs, dynamic_shapes)."
+        )
+    if isinstance(shapes, tuple | list) and len(shapes) != count:
+        raise UsageError(
+            f"{source} returned {len(shapes)} entries of dynamic_shapes for {count} arguments. "
+            "Give one per argument, None where nothing varies."
+        )
+
+
+def _dims(given: _Given, runs: Runs, one_batch: str | None) -> DefaultDims:
+    """Return the examples with the dims of the factory, else with those that are usual."""
+    if not given.chosen:
+        return default_dims(given.examples, runs, one_batch)
+    shapes = _always_dynamic(_by_position(given))
+    spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
+    return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())
+
+
+def _by_position(given: _Given) -> Any:
+    """Return an entry for each argument, where they are named after the parameters of forward."""
+    shapes = given.shapes
+    if not isinstance(shapes, dict):
+        return shapes
+    parameters = inspect.signature(given.module.forward).parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [p.name for p in parameters if p.kind in plain][: len(given.args)]
+    names = [*first, *given.kwargs]
+    if len(names) != len(given.examples) or set(shapes) != set(names):
+        return shapes  # torch says what is wrong with it
+    return tuple(shapes[name] for name in names)
+
+
+def _always_dynamic(shapes: Any) -> Any:
+    """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
+    from torch.export import Dim
+
+    from linexport.system.torch_internals.trees import pytree
+
+    return pytree.tree_map(lambda dim: Dim.DYNAMIC if dim is Dim.AUTO else dim, shapes)

@@ -1,0 +1,370 @@
+"""Reading a Hugging Face model folder: what it says it is, and what of it cannot be converted.
+
+Everything here is read as data: JSON, and the headers of safetensors files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
+from linexport.manifest import LANGUAGE_FILES
+from linexport.manifest.file_names import PROCESSOR_FILES
+from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
+from linexport.sources.hugging_face.size_limits import check_layers
+from linexport.system.environment import version
+from linexport.system.versions import TRANSFORMERS, numbers
+
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+REDIRECTION = "transformers_weights"
+"""Setting by which a configuration names another file of weights."""
+
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_LISTED = 4
+_NESTED = 50
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Dtypes of weights that are not quantised, as safetensors names them."""
+
+
+def cached_folder(name: str) -> Path:
+    """The folder in which an earlier download put a model of the hub.
+
+    Raises:
+        UsageError: the model was not downloaded; nothing is downloaded here.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except (ImportError, ValueError, OSError):
+        raise UsageError(
+            f"There is no file or folder {name}, and no model of that name in the Hugging Face "
+            f"cache. linexport downloads nothing: run `hf download {name}` first if you want it."
+        ) from None
+
+
+def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        UsageError: it cannot be read.
+        UnsupportedModelError: it is no model configuration, one of quantised weights, or one whose
+            model is code in the folder, which was not allowed to run.
+    """
+    config = read_json(folder / CONFIG)
+    if not isinstance(config.get("model_type"), str):
+        raise refuse(
+            folder / CONFIG,
+            "no model_type in it, so nothing says which model this is",
+            "take the folder as its author published it",
+        )
+    if _holds(config, REDIRECTION):
+        raise refuse(
+            folder / CONFIG,
+            f"a setting {REDIRECTION}, which names another file of weights; expected {WEIGHTS}, or "
+            f"{INDEX} and its shards",
+            f"give the file one of these names and delete {REDIRECTION}",
+        )
+    check_layers(folder / CONFIG, config)
+    architectures = config.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
+    ):
+        raise refuse(
+            folder / CONFIG,
+            f"architectures is {json.dumps(architectures)[:80]}; expected a list of class names",
+            "take the folder as its author published it",
+        )
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        raise refuse(
+            folder,
+            f"weights quantised by {method or 'an unknown method'}; expected float ones",
+            "take the checkpoint it was quantised from",
+        )
+    if config.get("auto_map") and not trust_remote_code:
+        raise _code(folder, config)
+    return config
+
+
+def _code(folder: Path, config: dict[str, Any]) -> UnsupportedModelError:
+    """Return the refusal of a folder with code of its own, and what can be done without it."""
+    named = (config.get("architectures") or ["no class"])[0]
+    otherwise = (
+        f"delete auto_map from {CONFIG}: without it, the {named} of the library is built"
+        if _is_native(folder, config)
+        else f"build the model in a factory, package.module:callable: {CONFIG} names {named}, and "
+        f"without that code another class is built for model_type {config['model_type']}, or none"
+    )
+    return refuse(
+        folder,
+        f"a model whose code is in the folder ({_classes(config['auto_map'])}); it would be run",
+        f"read that code and pass --trust-remote-code if you trust its author, or {otherwise}",
+    )
+
+
+def _is_native(folder: Path, config: dict[str, Any]) -> bool:
+    """Return whether transformers is installed and has the class of a configuration."""
+    try:
+        check_version()
+        from linexport.sources.hugging_face.architecture import is_native
+        from linexport.sources.hugging_face.heads import head_of
+
+        return is_native(config, head_of(folder / CONFIG, config, None).auto)
+    except (EnvironmentProblemError, UnsupportedModelError):
+        return False
+
+
+def _holds(value: object, key: str) -> bool:
+    """Return whether a JSON value has an object with this key at any depth."""
+    if isinstance(value, dict):
+        return key in value or any(_holds(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_holds(inner, key) for inner in value)
+
+
+def _classes(auto_map: object) -> str:
+    """Names of the classes of an auto_map, whose values are names or, of tokenizers, lists."""
+    values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
+    names = (name for v in values for name in (v if isinstance(v, list) else [v]) if name)
+    return ", ".join(sorted({str(name) for name in names}))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that transformers loads, all of which are there.
+
+    One file takes precedence over an index, as in transformers; ``read_config`` and the refusal of
+    adapters here exclude every other place that transformers would load weights from.
+
+    Raises:
+        UnsupportedModelError: there are none, some are missing or damaged, or an adapter would
+            change them.
+    """
+    if (folder / ADAPTER).exists():
+        raise refuse(
+            folder,
+            f"an adapter ({ADAPTER}) beside the weights, which it would change",
+            "put the adapter into a folder of its own whose base_model_name_or_path names this "
+            "one, and convert that; or merge it with peft's merge_and_unload; or delete it",
+        )
+    if (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    elif (folder / INDEX).is_file():
+        index = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
+            raise refuse(folder / INDEX, "no weight_map in it", "download it again")
+        names = sorted(set(index.values()))
+        if any(Path(name).name != name for name in names):
+            raise refuse(folder / INDEX, "shards outside the folder", "download it again")
+    else:
+        raise _no_weights(folder)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise refuse(
+            folder,
+            f"{len(missing)} of {len(names)} weight files are missing: "
+            f"{', '.join(missing[:_LISTED])}{more}",
+            "download them again",
+        )
+    for name in names:
+        _check_header(folder / name)
+    return [folder / name for name in names]
+
+
+def copied_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of the folder that an artifact keeps.
+
+    Raises:
+        UsageError: one is a symbolic link that leads out of the folder.
+    """
+    files = tuple(folder / name for name in LANGUAGE_FILES if (folder / name).is_file())
+    for path in files:
+        check_link(path)
+    return files
+
+
+def processor_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of an image processor that an artifact with a vision tower keeps.
+
+    Raises:
+        UsageError: one is a symbolic link that leads out of the folder.
+    """
+    files = tuple(folder / name for name in PROCESSOR_FILES if (folder / name).is_file())
+    for path in files:
+        check_link(path)
+    return files
+
+
+def check_weights(
+    folder: Path,
+    absent: Iterable[str],
+    misshapen: Iterable[tuple[str, Iterable[int], Iterable[int]]],
+    unknown: Iterable[str],
+) -> None:
+    """Refuse weights that are not those of the model.
+
+    Args:
+        folder: they come from.
+        absent: names of weights the model has and the files have not.
+        misshapen: names with the shape found and the one expected.
+        unknown: names the files have and the model has not.
+
+    Raises:
+        UnsupportedModelError: any of these is not empty.
+    """
+    problems = [
+        *(f"{name} is missing" for name in sorted(absent)),
+        *(
+            f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+            for name, found, expected in sorted(misshapen)
+        ),
+        *(f"{name} is not in the model" for name in sorted(unknown)),
+    ]
+    if problems:
+        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise refuse(
+            folder,
+            "weights that do not fit the model its configuration describes: "
+            f"{'; '.join(problems[:_LISTED])}{more}",
+            "take configuration and weights of the same model",
+        )
+
+
+def digest(files: Iterable[Path]) -> str:
+    """SHA-256 over the names and the SHA-256 of files."""
+    text = "".join(f"{sha256(path)}  {path.name}\n" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing(error: ImportError) -> EnvironmentProblemError:
+    """The error to raise where a library of the extra is not installed."""
+    return EnvironmentProblemError(
+        f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
+    )
+
+
+def missing_package(model_type: str, error: ImportError) -> EnvironmentProblemError:
+    """Return the error for a package that the code of a model type imports and that is missing."""
+    package = (error.name or "").partition(".")[0]
+    if package and package != TRANSFORMERS.package:
+        return EnvironmentProblemError(
+            f"A model of type {model_type!r} needs the package {package} for its own code in "
+            f"{TRANSFORMERS.package}: pip install {package}."
+        )
+    return EnvironmentProblemError(
+        f"The code of {TRANSFORMERS.package} for a model of type {model_type!r} cannot be imported "
+        f"({first_line(error)}). {TRANSFORMERS.advice()}"
+    )
+
+
+def of_another_release() -> str:
+    """Return a sentence for errors that names an untested release of transformers, or ""."""
+    if TRANSFORMERS.holds(version(TRANSFORMERS.package) or ""):
+        return ""
+    return f". {TRANSFORMERS.advice().removesuffix('.')}"
+
+
+def check_version() -> None:
+    """Check that the transformers that is installed has what its models are converted with.
+
+    Raises:
+        EnvironmentProblemError: it is missing, or too old.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise missing(error) from None
+    found = transformers.__version__
+    if numbers(found) < numbers(TRANSFORMERS.oldest):
+        raise EnvironmentProblemError(
+            f"transformers {found} is installed; models of it are converted with "
+            f"{TRANSFORMERS.oldest} or newer: pip install --upgrade 'linexport[hf]'."
+        )
+
+
+def _no_weights(folder: Path) -> UnsupportedModelError:
+    if any((folder / name).is_file() for name in PICKLED):
+        return refuse(
+            folder,
+            "weights as pickles (pytorch_model.bin), which can run any code when opened",
+            "convert them to safetensors with transformers' save_pretrained, where you trust them",
+        )
+    if any(folder.glob("*.gguf")):
+        return refuse(
+            folder,
+            f"weights as GGUF, which are not read; expected {WEIGHTS}, or {INDEX} and its shards",
+            "give the folder of the model that they were made of",
+        )
+    return refuse(
+        folder,
+        f"a configuration without weights; expected {WEIGHTS}, or {INDEX} and its shards",
+        "download them",
+    )
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors of a safetensors file that was found whole."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+def _check_header(path: Path) -> None:
+    """The header of a safetensors file is all there, and what it describes is, and is in floats."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except SafetensorError as error:
+        raise refuse(path, f"a damaged safetensors file ({error})", "download it again") from error
+    packed = sorted(n for n, d in dtypes.items() if n.endswith("weight") and d not in FLOATS)
+    if packed:
+        raise refuse(
+            path,
+            f"{packed[0]} of dtype {dtypes[packed[0]]}, so weights that are quantised",
+            "take the checkpoint it was quantised from",
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}. Download it again.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a JSON object. Download it again.")
+    if _deeper(content, _NESTED):
+        raise UsageError(f"{path} has values nested more than {_NESTED} deep. Download it again.")
+    return content
+
+
+def _deeper(value: object, limit: int) -> bool:
+    """Return whether a JSON value is nested deeper than ``limit``, where readers would recurse."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)

@@ -1,0 +1,191 @@
+"""Building a model of transformers from a folder that was read and found harmless."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from linexport import patches
+from linexport.errors import UnsupportedModelError
+from linexport.sources.files import first_line, refuse
+from linexport.sources.hugging_face.architecture import CAUSAL, builder, check_class
+from linexport.sources.hugging_face.folder import (
+    CONFIG,
+    check_version,
+    check_weights,
+    missing_package,
+    of_another_release,
+)
+from linexport.sources.hugging_face.size_limits import limit_size
+from linexport.sources.memory_map import mapped_parameters
+from linexport.sources.sizes import float32_bytes
+
+
+def build_causal(
+    folder: Path, config: dict[str, Any], files: Sequence[Path], auto: str, trust_remote_code: bool
+) -> Any:
+    """Build a causal model, with attention whose steps can be traced one by one.
+
+    Args:
+        folder: of the model.
+        config: its configuration.
+        files: its weights.
+        auto: the class of transformers that chooses the model's class, such as
+            AutoModelForCausalLM.
+        trust_remote_code: see ``load_hugging_face``.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UnsupportedModelError: it is none, or the folder does not hold what its config says.
+    """
+    return _pretrained(folder, config, files, auto, "eager", trust_remote_code)
+
+
+def as_published(folder: Path, config: dict[str, Any], files: Sequence[Path]) -> Any:
+    """Build the class that the config names, with ``F.scaled_dot_product_attention``.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UnsupportedModelError: transformers does not know it, or the folder does not hold what its
+            config says.
+    """
+    named = (config.get("architectures") or ["AutoModel"])[0]
+    return _pretrained(folder, config, files, named, "sdpa", False)
+
+
+def supported() -> list[str]:
+    """Model types that were converted and checked."""
+    from linexport.models import flash_linear_attention as fla
+
+    patched = {family for patch in patches.patches() for family in patch.families}
+    return sorted(patched | fla.layouts().keys())
+
+
+def _pretrained(
+    folder: Path,
+    config: dict[str, Any],
+    files: Sequence[Path],
+    name: str,
+    attention: str,
+    trust_remote_code: bool,
+) -> Any:
+    check_version()
+    import torch
+    import transformers
+
+    kind = config["model_type"]
+    with _quiet():
+        try:
+            parsed = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:
+            if isinstance(error, ValueError | KeyError) and kind in str(error):
+                raise _unknown(folder, kind, name) from error
+            raise refuse(
+                folder / CONFIG,
+                f"a configuration that transformers does not accept ({first_line(error)})",
+                "compare it with that of a published model of the same type",
+            ) from error
+        name = builder(kind, name)
+        loader: Any = _class(folder, name)
+        if not issubclass(loader, transformers.PreTrainedModel):
+            check_class(folder / CONFIG, config, name, trust_remote_code)
+        elif getattr(loader.config_class, "__module__", None) != type(parsed).__module__:
+            raise refuse(
+                folder / CONFIG,
+                f"an architecture {name}, which is not a class for model_type {kind!r}",
+                "take the folder as its author published it",
+            )
+        try:
+            with limit_size(folder, files), mapped_parameters(float32_bytes(folder) or 1):
+                model, report = loader.from_pretrained(
+                    folder,
+                    config=parsed,
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are in the report, by name
+                    **({"trust_remote_code": True} if trust_remote_code else {}),
+                )
+        except UnsupportedModelError:
+            raise
+        except ImportError as error:
+            raise missing_package(kind, error) from error
+        except Exception as error:
+            if "Unrecognized configuration class" in str(error):
+                raise _unknown(folder, kind, name) from error
+            if isinstance(error, KeyError) and (place := _place_of(error.args[0], config)):
+                raise refuse(
+                    folder / CONFIG,
+                    f"{place} is {error.args[0]!r}, which transformers "
+                    f"{transformers.__version__} does not know",
+                    "write the name that it has there, or install the version that the checkpoint "
+                    "was made with",
+                ) from error
+            raise refuse(
+                folder,
+                f"a model that transformers cannot load ({first_line(error)})",
+                f"compare the configuration with the weights{of_another_release()}",
+            ) from error
+    check_weights(
+        folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
+    )
+    return model.eval()
+
+
+def _place_of(value: Any, config: dict[str, Any]) -> str | None:
+    """Return where a configuration has a value: "rope_parameters.rope_type"."""
+    for name, found in config.items():
+        if isinstance(value, str) and found == value:
+            return name
+        if isinstance(found, dict) and (inner := _place_of(value, found)):
+            return f"{name}.{inner}"
+    return None
+
+
+def _class(folder: Path, name: Any) -> Any:
+    """A class of transformers that loads models: nothing else that has a name there."""
+    import transformers
+
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(found, type) and callable(getattr(found, "from_pretrained", None)):
+        kinds = (transformers.PreTrainedModel, transformers.AutoModel.__mro__[1])
+        if issubclass(found, kinds):
+            return found
+    raise refuse(
+        folder / CONFIG,
+        f"an architecture {name!r}, which is no model of transformers {transformers.__version__}",
+        "update transformers, or build the model in a factory, package.module:callable",
+    )
+
+
+def _unknown(folder: Path, kind: str, auto: str) -> UnsupportedModelError:
+    known = "a causal language model" if auto == CAUSAL else auto
+    return refuse(
+        folder,
+        f"model_type {kind!r}, which transformers does not know as {known}",
+        f"these are converted and checked: {', '.join(supported())}",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the progress bars and remarks of transformers: what matters becomes an error."""
+    from transformers.utils import logging as verbosity
+
+    level = verbosity.get_verbosity()
+    bars = verbosity.is_progress_bar_enabled()
+    verbosity.set_verbosity(logging.CRITICAL)
+    verbosity.disable_progress_bar()
+    try:
+        yield
+    finally:
+        verbosity.set_verbosity(level)
+        if bars:
+            verbosity.enable_progress_bar()

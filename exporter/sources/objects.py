@@ -1,0 +1,138 @@
+"""An object in memory becomes a LoadedModel: what a notebook or a program holds.
+
+    (module, args), (module, args, kwargs), ...   a module with examples, as a factory returns it
+    a function without arguments                  that returns one of these
+    a causal language model of transformers       which says itself how it is called
+    a torch.export.ExportedProgram
+
+Modules are copied first: conversion moves weights to float32, to the CPU and into files.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from linexport.errors import UsageError
+from linexport.sources.files import first_line
+from linexport.sources.loaded_model import LoadedModel, Source
+
+KIND = "object"
+"""Kind of such a source."""
+
+WAYS = (
+    "Expected the path of a model, package.module:callable, a torch.nn.Module with args=(x, ...) "
+    "(and kwargs, dynamic_shapes), a tuple (module, args), (module, args, kwargs) or "
+    "(module, args, kwargs, dynamic_shapes), a function without arguments that returns one, a "
+    "torch.export.ExportedProgram, or a causal language model of transformers."
+)
+
+
+def load_object(source: Any, *, seed: int = 0, whole: bool = False) -> LoadedModel:
+    """Load a model from an object, which is not changed.
+
+    Args:
+        source: see above.
+        seed: of torch's generator while a function runs.
+        whole: a model of transformers as one plain module; see ``load_model``.
+
+    Raises:
+        UsageError: it is none of these, or cannot be copied.
+        UnsupportedModelError: see ``load_module``.
+    """
+    import torch
+
+    from linexport.sources.factory import call, load_module
+    from linexport.sources.hugging_face import is_language_model
+    from linexport.sources.weights import weights_digest
+
+    if isinstance(source, torch.export.ExportedProgram):
+        from linexport.sources.exported_program import of_program
+
+        program = copy.deepcopy(source)
+        module = program.module()
+        origin = Source(KIND, name_of(source), None, "", weights_digest(module))
+        return of_program(program, module, origin)
+    if isinstance(source, torch.nn.Module):
+        if not is_language_model(source):
+            raise UsageError(
+                f"{name_of(source)} has no example inputs. Give them: args=(x, ...), or "
+                "(module, args) in place of the module."
+            )
+        source = source, ()
+    elif callable(source) and not isinstance(source, type):
+        source = call(source, name_of(source), seed)
+    if not isinstance(source, tuple) or not isinstance(next(iter(source), None), torch.nn.Module):
+        raise UsageError(f"Found {_described(source)}. {WAYS}")
+    if len(source) not in (2, 3, 4):
+        raise UsageError(f"Found a tuple of {len(source)}. {WAYS}")
+    location = name_of(source[0])
+    loaded = load_module(tuple(map(_copied, source)), location, whole=whole)
+    return replace(loaded, source=replace(loaded.source, kind=KIND))
+
+
+def with_examples(
+    source: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None, dynamic_shapes: Any
+) -> Any:
+    """Return a source with its examples, where they are given on their own.
+
+    Args:
+        source: see above.
+        args: positional example inputs of a module.
+        kwargs: those by name.
+        dynamic_shapes: in torch.export's notation; None for the usual, and {} where nothing varies.
+
+    Raises:
+        UsageError: they are given with something else than a module.
+    """
+    if args is None and kwargs is None and dynamic_shapes is None:
+        return source
+    import torch
+
+    if not isinstance(source, torch.nn.Module):
+        raise UsageError(
+            "args, kwargs and dynamic_shapes go with a torch.nn.Module; found "
+            f"{_described(source)}. Leave them out: other sources bring their examples."
+        )
+    args = (args,) if isinstance(args, torch.Tensor) else args or ()
+    if dynamic_shapes is None:
+        return (source, args, kwargs) if kwargs else (source, args)
+    return source, args, kwargs or {}, dynamic_shapes or None
+
+
+def name_of(source: Any) -> str:
+    """Return package.module.Name of an object's class, and of a function itself."""
+    named = source if hasattr(source, "__qualname__") else type(source)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _described(source: Any) -> str:
+    if isinstance(source, type):
+        return f"the class {source.__name__}"
+    if isinstance(source, tuple):
+        return f"a tuple of {', '.join(type(x).__name__ for x in source) or 'nothing'}"
+    return f"an object of the type {type(source).__name__}"
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy on the CPU of a module, or of the tensors among examples.
+
+    Raises:
+        UsageError: it has something that Python cannot copy.
+    """
+    import torch
+
+    from linexport.system.torch_internals.trees import pytree
+
+    if not isinstance(value, torch.nn.Module):
+        return pytree.tree_map(
+            lambda x: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x, value
+        )
+    try:
+        return copy.deepcopy(value).cpu()
+    except Exception as error:  # whatever an attribute of it raises
+        raise UsageError(
+            f"{name_of(value)} cannot be copied ({first_line(error)}), and conversion changes a "
+            "module. Give a function without arguments that builds it."
+        ) from error

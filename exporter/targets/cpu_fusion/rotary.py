@@ -1,0 +1,120 @@
+"""Rotary embeddings of ONNX Runtime's operator as elementwise nodes, for a program.
+
+    RotaryEmbedding(Transpose(x), positions, cos, sin)
+        ->  Concat(x_1 cos - x_2 sin, x_2 cos + x_1 sin, rest of x)
+
+of x (B, T, H, d), with x_1 and x_2 the halves of its first channels. Only of tables that have a row
+for each token, in order, as conversions write them (``exporter/passes/ort/rotary.py``): there cos
+and sin are values of the token, which no position has to look up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import helper
+
+from linexport.plugins.ops.body import MICROSOFT
+from linexport.targets.cpu_fusion.lookup import Lookup, NewNodes, Shape, UnmatchedError
+from linexport.targets.cpu_fusion.nodes import attributes
+
+OP = "RotaryEmbedding"
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """A rotary embedding.
+
+    Attributes:
+        name: of the result.
+        x: what is turned, (B, H, T, d).
+        cos: of each token, half of its channels or more.
+        sin: as cos.
+        half: pairs of channels.
+    """
+
+    name: str
+    x: str
+    cos: str
+    sin: str
+    half: int
+
+
+def find_rotary(graph: Lookup, name: str) -> Rotary | None:
+    """Return the rotary embedding that makes a value, None where another operator does.
+
+    Raises:
+        UnmatchedError: it looks up other tables, or has attributes that are not known.
+    """
+    node = graph.producer(name, OP, MICROSOFT)
+    if node is None:
+        return None
+    own, (x, positions, *tables) = attributes(node), node.input
+    half = own.get("rotary_embedding_dim", 0) // 2
+    if own.keys() - {"num_heads", "rotary_embedding_dim"} or half < 1 or len(tables) != 2:
+        raise UnmatchedError(f"{name} is of a rotary embedding with other attributes")
+    (cos, sin), turned = (_source(graph, table, half) for table in tables), graph.shape(x, 4)
+    numbered = graph.expect(positions, "Reshape")
+    sizes = graph.expect(numbered.input[1], "Shape", start=0, end=2)
+    numbers = graph.expect(numbered.input[0], "Range")
+    count = graph.expect(numbers.input[1], "ReduceProd", keepdims=0)
+    lead = turned[0], turned[2]
+    if (
+        [graph.integers(numbers.input[i]) for i in (0, 2)] != [[0], [1]]
+        or [*count.input] != [sizes.output[0]]
+        or any(graph.shape(n, 3)[:2] != lead for n in (sizes.input[0], cos, sin))
+    ):
+        raise UnmatchedError(f"{name} is of tables without a row for each token, in order")
+    return Rotary(name, x, cos, sin, half)
+
+
+def _source(graph: Lookup, name: str, half: int) -> str:
+    """Return the value (B, T, n) of whose first channels a table is the rows."""
+    rows = graph.expect(name, "Reshape")
+    cut = graph.expect(rows.input[0], "Slice")
+    sizes = [graph.integers(given) for given in (rows.input[1], *cut.input[1:])]
+    if sizes != [[-1, half], [0], [half], [2]]:
+        raise UnmatchedError(f"{name} is not made of the first {half} channels of every token")
+    return str(cut.input[0])
+
+
+def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
+    """Add nodes that turn channels of tokens before heads; return what they make.
+
+    Args:
+        new: gets the nodes.
+        rotary: found in the graph.
+        x: what is turned, (B, T, H, d).
+        shape: of it.
+    """
+    name, half, (*lead, heads, width) = f"{rotary.name}/tokens", rotary.half, shape
+    assert isinstance(width, int)
+    counts = [half, half, width - 2 * half]
+    counts = [count for count in counts if count]
+    parts = [f"{name}/{i}" for i in range(len(counts))]
+    if name not in new.values:
+        read = [x, new.integers(counts)]
+        new.nodes.append(helper.make_node("Split", read, parts, f"{name}/parts", axis=-1))
+    for part, count in zip(parts, counts, strict=True):
+        new.know(part, (*lead, heads, count))
+    cos, sin = (
+        _for_heads(new, source, half, f"{name}/{what}", (*lead, 1, half))
+        for what, source in (("cos", rotary.cos), ("sin", rotary.sin))
+    )
+
+    def add(op: str, what: str, first: str, second: str) -> str:
+        return new.add(op, [first, second], f"{name}/{what}", (*lead, heads, half))
+
+    first, second, *rest = parts
+    turned = [
+        add("Sub", "x", add("Mul", "x cos", first, cos), add("Mul", "y sin", second, sin)),
+        add("Add", "y", add("Mul", "y cos", second, cos), add("Mul", "x sin", first, sin)),
+    ]
+    return new.add("Concat", [*turned, *rest], name, shape, axis=-1)
+
+
+def _for_heads(new: NewNodes, source: str, half: int, name: str, shape: Shape) -> str:
+    """Add what makes (B, T, 1, half) of (B, T, n), for this program alone and so within it."""
+    cut = [source, *(new.integers([number]) for number in (0, half, 2))]
+    first = new.add("Slice", cut, f"{name}/first", (*shape[:2], half))
+    return new.add("Unsqueeze", [first, new.integers([2])], name, shape)

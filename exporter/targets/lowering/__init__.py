@@ -1,0 +1,1 @@
+"""linexport ops as nodes that a runtime has kernels of, and the choice among these."""

@@ -1,0 +1,1 @@
+"""Sessions of ONNX Runtime: providers, options, memory of devices, captured calls."""

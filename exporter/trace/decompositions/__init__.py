@@ -1,0 +1,1 @@
+"""Operators of torch that ONNX lacks, as ones that it has."""

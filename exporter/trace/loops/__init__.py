@@ -1,0 +1,1 @@
+"""Loops over tokens in a traced program, marked and written as Scan."""
