@@ -115,7 +115,11 @@ def manifest_of() -> Callable[[Path], Manifest]:
 @pytest.fixture
 def sample_manifest() -> Manifest:
     """The manifest of a small language model."""
-    return from_json(json.loads(Path(__file__).with_name("test_report_sample.json").read_text()))
+    return from_json(
+        json.loads(
+            Path(__file__).with_name("report").joinpath("test_report_sample.json").read_text()
+        )
+    )
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.smoke
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("exporter", "models", "plugins", "tools")
 
 LEANING = re.compile(r"(Of|What|Those|It|As|With|Whether|The same|Attributes:)(?![\w-])")

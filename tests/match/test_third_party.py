@@ -13,7 +13,7 @@ from linexport.patches import delta_rules
 from tests.support.converted import converted
 from tests.support.third_party import MODULES
 
-DATA = Path(__file__).resolve().parent.parent / "docs/data/third_party.json"
+DATA = Path(__file__).resolve().parents[2] / "docs/data/third_party.json"
 ROWS = {row["formulation"]: row for row in json.loads(DATA.read_text())["result"]["rows"]}
 
 

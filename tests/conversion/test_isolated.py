@@ -31,7 +31,7 @@ from linexport.system.progress import Silent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confined by Linux's means")
 
-FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
+FORMAT_1 = Path(__file__).parents[1] / "manifest" / "test_manifest_format_1.json"
 CANARY = secrets.token_hex(8)
 HOSTILE = """
 import ctypes, os, socket, time

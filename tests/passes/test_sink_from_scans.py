@@ -9,8 +9,8 @@ import pytest
 
 from linexport import passes
 from linexport.loops.step_nodes import give_every_step
-from tests.test_hoist_from_scans import inside, values
-from tests.test_hoist_from_scans import model as scan_of
+from tests.passes.test_hoist_from_scans import inside, values
+from tests.passes.test_hoist_from_scans import model as scan_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,10 +7,10 @@ import onnx
 import pytest
 import torch
 
+from tests.loops.test_loops import Recurrence
+from tests.passes.test_hoist_from_scans import hoisted, inside, model, values
 from tests.support.loops import check_streams, operators
 from tests.support.loops import rewritten as rewritten_loop
-from tests.test_hoist_from_scans import hoisted, inside, model, values
-from tests.test_loops import Recurrence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from linexport import passes
-from tests.test_hoist_from_scans import with_shapes
+from tests.passes.test_hoist_from_scans import with_shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.smoke
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"linexport.models": "models", "linexport.plugins": "plugins", "linexport": "exporter"}
 
 ORDER = [

@@ -10,8 +10,8 @@ import torch
 
 import linexport
 from linexport.sources.factory import load_module
+from tests.loops.test_loops import DYNAMIC, Gates, Recurrence
 from tests.support.loops import operators, rewritten
-from tests.test_loops import DYNAMIC, Gates, Recurrence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

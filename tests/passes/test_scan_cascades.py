@@ -18,9 +18,9 @@ from torch import nn
 from linexport import passes
 from linexport.graph.surgeon import to_model
 from linexport.passes.scan_cascades import separate_states
+from tests.loops.test_loops import Recurrence
+from tests.passes.test_hoist_from_scans import FORM, with_shapes
 from tests.support.loops import check_streams, operators, reasons, rewritten
-from tests.test_hoist_from_scans import FORM, with_shapes
-from tests.test_loops import Recurrence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
