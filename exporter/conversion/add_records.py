@@ -279,7 +279,7 @@ def _bench(
     how: Measuring,
 ) -> Bench:
     native = uses_library(manifest)
-    pooling = manifest.options.pooling if manifest.options else None
+    pooling = manifest.options.pooling
     return Bench(
         *(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed),
         pooling=pooling,

@@ -315,9 +315,9 @@ def _original(manifest: Manifest, source: Any, trust_remote_code: bool) -> Loade
         )
     loaded = load_model(
         recorded.location if source is None else source,
-        seed=manifest.options.seed if manifest.options else 0,
+        seed=manifest.options.seed,
         trust_remote_code=trust_remote_code,
-        pooling=manifest.options.pooling if manifest.options else None,
+        pooling=manifest.options.pooling,
         vision=manifest.vision is not None,
         mtp=manifest.mtp is not None,
     )

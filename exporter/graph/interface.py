@@ -127,7 +127,7 @@ def _initial(manifest: Manifest, model: onnx.ModelProto) -> Iterator[str]:
     """Ops know what their states begin with; caches of softmax layers begin empty."""
     values = list(initial_values(model))
     known = {name: initial for group in values for name, initial in group.items()}
-    inline = manifest.options is not None and manifest.options.inline
+    inline = manifest.options.inline
     for state in () if inline else manifest.states:  # the ops that know are not in the graph
         initial = known.get(state.past, 0.0)
         if state.initial != initial:

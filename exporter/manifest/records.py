@@ -33,7 +33,10 @@ from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, PassRecord, RejectionRecord
 
 FORMAT: Literal[3] = 3
-"""Version of the JSON that is written; see ``upgrade`` for what is still read."""
+"""Version of the JSON that is written."""
+
+READ = (2, FORMAT)
+"""Versions that are read: 3 has keys that 2 had not, each of which may be missing."""
 
 Shape = tuple[int | str | None, ...]
 """Sizes; dynamic ones by name, or None where they have none."""
@@ -296,7 +299,7 @@ class Manifest:
         artifact: the folder, as it was named at conversion.
         target: where the artifact runs.
         precision: of weights and activations.
-        options: what ``convert`` was asked for; None in artifacts of format 1.
+        options: those of ``convert``.
         source: the original.
         warnings: what the user should know.
         inputs: graph inputs in order, states among them.
@@ -351,7 +354,7 @@ class Manifest:
     artifact: str
     target: str
     precision: str
-    options: ConvertOptions | None
+    options: ConvertOptions
     source: SourceRecord
     warnings: tuple[str, ...]
     inputs: tuple[InputRecord, ...]

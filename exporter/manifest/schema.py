@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from linexport.errors import UsageError
 from linexport.manifest.consistency import contradictions
 from linexport.manifest.json_text import dumps
-from linexport.manifest.records import FORMAT, Manifest
-from linexport.manifest.upgrade import renamed, upgraded
+from linexport.manifest.records import FORMAT, READ, Manifest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -45,14 +44,14 @@ def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
 
     if not isinstance(value, dict) or "linexport" not in value or "format" not in value:
         raise UsageError(f"{name} is not a linexport manifest.")
-    if value["format"] not in range(1, FORMAT + 1) or isinstance(value["format"], bool):
+    if value["format"] not in READ or isinstance(value["format"], bool):
         raise UsageError(
-            f"{name} has format {_shown(value['format'])}; this version of linexport reads 1 to "
-            f"{FORMAT}. Use the version that made it, or convert the model again."
+            f"{name} has format {_shown(value['format'])}; this version of linexport reads "
+            f"{' and '.join(map(str, READ))}. Use the version that made it, or convert the model "
+            "again."
         )
-    value = renamed(upgraded(value))
     try:
-        found = _adapter().validate_json(json.dumps(value))
+        found = _adapter().validate_json(json.dumps({**value, "format": FORMAT}))
     except ValidationError as error:
         raise UsageError(f"{name} is damaged: {_first(error.errors())}") from None
     except (RecursionError, ValueError) as error:

@@ -100,7 +100,7 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
 def _capabilities(manifest: Manifest) -> str:
     if manifest.packed is not None:
         return "packed batches: sequences side by side"
-    sms = manifest.options.sms if manifest.options else ()
+    sms = manifest.options.sms
     return f"compute capability {', '.join(f'{sm / 10:.1f}' for sm in sms)}" if sms else ""
 
 

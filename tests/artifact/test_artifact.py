@@ -307,7 +307,10 @@ def test_a_damaged_model_file_is_refused(artifact: Path) -> None:
         ('{"format": 1', "cannot be read"),
         ("[]", "is not a linexport manifest"),
         ('{"format": 1}', "is not a linexport manifest"),
-        ('{"format": 99, "linexport": "9.9"}', "has format 99; this version of linexport reads 1"),
+        (
+            '{"format": 99, "linexport": "9.9"}',
+            "has format 99; this version of linexport reads 2 and 3",
+        ),
         (b"\xff\xfe", "cannot be read"),
     ],
 )

@@ -24,14 +24,14 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.manifest import ConvertOptions, Manifest
+from linexport.manifest import ConvertOptions, Manifest, to_json
+from linexport.manifest.json_text import dumps
 from linexport.system import memory, sandbox
 from linexport.system.control_groups import control_groups
 from linexport.system.progress import Silent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confined by Linux's means")
 
-FORMAT_1 = Path(__file__).parents[1] / "manifest" / "test_manifest_format_1.json"
 CANARY = secrets.token_hex(8)
 HOSTILE = """
 import ctypes, os, socket, time
@@ -109,11 +109,11 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def earlier(tmp_path: Path) -> dict[str, bytes]:
+def earlier(tmp_path: Path, sample_manifest: Manifest) -> dict[str, bytes]:
     """The files of an artifact that must survive."""
     folder = tmp_path / "out" / "artifact"
     folder.mkdir(parents=True)
-    files = {"manifest.json": FORMAT_1.read_bytes(), "model.onnx": b"earlier"}
+    files = {"manifest.json": dumps(to_json(sample_manifest)).encode(), "model.onnx": b"earlier"}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return files

@@ -26,10 +26,6 @@ from linexport.manifest import (
     schema,
     to_json,
 )
-from linexport.manifest.records import FileRecord
-
-FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
-"""Written by linexport 0.1.0: a language model with an engine, two layers of it kept."""
 
 
 def test_the_published_schema_is_current() -> None:
@@ -51,44 +47,13 @@ def test_numbers_that_are_not_finite_are_null_and_come_back_as_none(
     assert again.parity == replace(parity, max_relative_error=None)
 
 
-def test_a_manifest_of_format_1_is_read_as_one_of_format_3() -> None:
-    old = json.loads(FORMAT_1.read_text())
-    found = from_json(old)
-    assert old["format"] == 1 and found.format == 3
-    assert found.options is None and found.status == "ok"
-    size, digest = old["files"]["model.onnx"], old["model_sha256"]
-    assert found.files["model.onnx"] == FileRecord(size, digest)
-    [engine] = found.engines
-    assert found.files[engine.file].sha256 == engine.sha256
-    kept = {k for k in old if k not in ("format", "files", "engines", "refused", "parity")}
-    again = to_json(found)
-    old["dims"] = {name: {**limits, "multiple": 1} for name, limits in old["dims"].items()}
-    old["measurement"] = {**old["measurement"], "placement": None}
-    old["streaming"] = {**old["streaming"], "skipped": None}
-    old["source"] = {**old["source"], "weights_sha256": None}
-    tolerance = {**old["parity"]["tolerance"], "whole": True}
-    added = {"layers": [], "padded_original": None}
-    assert again["parity"] == {**old["parity"], "tolerance": tolerance, **added}
-    assert {k: again[k] for k in kept} == {k: old[k] for k in kept}
-    assert again["rejected"] == old["refused"]
-
-
 def test_a_manifest_of_format_2_is_read(sample_manifest: Manifest) -> None:
     """Format 3 has more keys, each of which may be missing."""
     earlier = {**to_json(sample_manifest), "format": 2}
     del earlier["token_flow"]
     assert from_json(earlier) == replace(sample_manifest, token_flow=None)
-    with pytest.raises(UsageError, match="reads 1 to 3"):
+    with pytest.raises(UsageError, match="reads 2 and 3"):
         from_json({**earlier, "format": 4})
-
-
-def test_the_earlier_name_of_rejected_matches_is_read(sample_manifest: Manifest) -> None:
-    now = to_json(sample_manifest)
-    assert now["rejected"]
-    earlier = {"refused" if key == "rejected" else key: value for key, value in now.items()}
-    assert from_json(earlier) == sample_manifest
-    with pytest.raises(UsageError, match="refused"):
-        from_json({**now, "refused": []})
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_convert_quantises_what_it_has_proven(
     assert result.code == 0, result.err
     assert "Weights in int8: mean KL divergence" in result.out
     manifest = read(tmp_path / "q")
-    assert manifest.options is not None and manifest.options.weights == "int8"
+    assert manifest.options.weights == "int8"
     assert manifest.parity is not None and manifest.parity.passed
     assert sorted(p.name for p in tmp_path.iterdir()) == ["q"]
     assert "Weights" in (tmp_path / "q" / "report.html").read_text()
