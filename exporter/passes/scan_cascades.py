@@ -17,12 +17,13 @@ from functools import partial
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import rewrite_matches
+from linexport.graph.edit import is_read
 from linexport.graph.partial_eval import Values
 from linexport.loops.delays import delayed_states, give_tokens, given_tokens, shift_tokens
 from linexport.loops.fission import Parts, take_apart
 from linexport.loops.output_sums import output_sums, split_sums
 from linexport.loops.state_components import read_groups
-from linexport.loops.step_nodes import numbers_in
+from linexport.loops.step_nodes import keep_outputs, numbers_in
 from linexport.passes import hoist_from_scans, sink_from_scans
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def separate_states(graph: gs.Graph) -> bool:
         for scan in (node for node in graph.nodes if node.op == "Scan"):
             # What leaves it is named after it, and a part of it may have left before.
             scan.name = f"{scan.name or scan.outputs[0].name}/part"
+            _drop_unread(graph, scan)
         hoist_from_scans.run(graph)
         sink_from_scans.run(graph)
         rewrite_matches(graph, given_tokens, give_tokens, log)
@@ -53,6 +55,15 @@ def _separate(graph: gs.Graph, begun: bool) -> bool:
         or rewrite_matches(graph, partial(_cascade, values), take_apart, log).modified
         or rewrite_matches(graph, partial(output_sums, values), split_sums, log).modified
     )
+
+
+def _drop_unread(graph: gs.Graph, scan: gs.Node) -> None:
+    """Leave out what a Scan gives of every step and nobody reads any longer."""
+    states = len(scan.inputs) - scan.attrs["num_scan_inputs"]
+    kept = [i for i, t in enumerate(scan.outputs) if i < states or is_read(graph, t)]
+    if len(kept) < len(scan.outputs):
+        keep_outputs(scan, kept)
+        scan.attrs["body"].cleanup().toposort()
 
 
 def _cascade(values: Values, graph: gs.Graph, scan: gs.Node) -> Parts | None:
