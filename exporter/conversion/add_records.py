@@ -22,7 +22,7 @@ from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference.module import feeds
 from linexport.targets.base import fits_library, uses_library
 from linexport.targets.runtime.providers import CPU_ONLY
-from linexport.timing.baselines import LENGTHS, Bench
+from linexport.timing.baselines import TIMED_LENGTHS, Bench
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload, throughput
 
@@ -218,7 +218,7 @@ def _engine_latency(
     session: Any, tested: parity.ModelUnderTest, seed: int
 ) -> tuple[EngineLatencyRow, ...]:
     length = dims.sequence(tested.dims)
-    allowed = [n for n in (1, *LENGTHS) if length and tested.dims[length].allows(n)]
+    allowed = [n for n in (1, *TIMED_LENGTHS) if length and tested.dims[length].allows(n)]
     rows = []
     for size in allowed or [1]:
         sizes = {n: limits.nearest(1) for n, limits in tested.dims.items()}

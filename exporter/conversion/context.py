@@ -13,7 +13,7 @@ from linexport.manifest import MODEL, ConvertOptions
 from linexport.manifest.file_names import MTP, VISION
 from linexport.manifest.records import PredictorRecord, VisionRecord
 from linexport.parity import ModelUnderTest
-from linexport.parity.cases import USUAL, ChosenSizes
+from linexport.parity.cases import DEFAULT_SIZES, ChosenSizes
 from linexport.parity.reference.extra_outputs import Change, open_changed
 from linexport.passes import GraphDump
 from linexport.sources import LoadedModel, load_model
@@ -34,7 +34,7 @@ class Checks:
         by_layers: each layer of a language model is compared by itself, not the whole.
     """
 
-    chosen: ChosenSizes = USUAL
+    chosen: ChosenSizes = DEFAULT_SIZES
     relative: float | None = None
     by_layers: bool = False
 

@@ -22,11 +22,11 @@ FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
 LAYERS = ("RNN", "LSTM", "GRU")
 """Operators along their first axis, or their second one in another layout."""
 
-WHOLE = ("DynamicQuantizeLinear",)
+MIXING_ELEMENTS = ("DynamicQuantizeLinear",)
 """Operators that mix all elements of their first input."""
 
 RECURRENT = (*LAYERS, "Scan", "Loop", "CumSum", "ReverseSequence")
-ALWAYS = (*RECURRENT, *WHOLE, "InstanceNormalization", "GroupNormalization", "LRN")
+ALWAYS = (*RECURRENT, *MIXING_ELEMENTS, "InstanceNormalization", "GroupNormalization", "LRN")
 """Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
 CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
 
@@ -100,7 +100,7 @@ def _works_along(node: gs.Node, tokens: str) -> bool:
     shape = list(node.inputs[0].shape or ())
     if node.op in LAYERS:
         return tokens in shape[node.attrs.get("layout", 0) :][:1]
-    if node.op in WHOLE:
+    if node.op in MIXING_ELEMENTS:
         return tokens in shape
     if node.op in ALWAYS or node.domain not in KNOWN:
         return tokens in shape[1:] or node.domain == DOMAIN

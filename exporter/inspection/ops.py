@@ -14,7 +14,7 @@ UNKNOWN = "of a package that is not installed: the function in the file runs"
 MAPS = ("feature_map", "kind")
 """Attributes that name a feature map."""
 
-WHOLE = "attention and what its operands are computed from"
+FUSED_WITH_OPERANDS = "attention and what its operands are computed from"
 
 
 def linexport_ops(model: onnx.ModelProto) -> tuple[OpRecord, ...]:
@@ -32,7 +32,7 @@ def linexport_ops(model: onnx.ModelProto) -> tuple[OpRecord, ...]:
                 node.name, node.op_type, seen.attributes, op.sizes(seen), op.describe(seen)
             )
         else:
-            details = WHOLE if node.op_type == LAYER else UNKNOWN
+            details = FUSED_WITH_OPERANDS if node.op_type == LAYER else UNKNOWN
             record = OpRecord(node.name, node.op_type, {}, {}, details)
         records.append(record)
     return tuple(records)

@@ -18,7 +18,7 @@ from linexport.plugins.ops import linear_attention
 
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
 LAYOUT_OPS = ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Pad")
-MOST = 90
+MAX_NODES_DRAWN = 90
 """Nodes of a part that can still be read."""
 
 
@@ -26,7 +26,8 @@ def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> Gr
     """Return the nodes of those names, their consumers, and ``reach`` steps of their producers."""
     graph = gs.import_onnx(model)
     arithmetic = _shape_arithmetic(graph)
-    inside = [n for n in graph.nodes if n.name in set(names) and n.name not in arithmetic][:MOST]
+    inside = [n for n in graph.nodes if n.name in set(names) and n.name not in arithmetic]
+    inside = inside[:MAX_NODES_DRAWN]
     part = _Part(graph, inside, arithmetic)
     row = inside
     for _ in range(reach):
@@ -85,7 +86,11 @@ class _Part:
 
     def link(self, tensor: gs.Tensor, node: gs.Node) -> list[gs.Node]:
         """Add the edge from a value's producer to a consumer; returns the producer if it is new."""
-        if tensor.is_empty() or isinstance(tensor, gs.Constant) or len(self.nodes) > MOST:
+        if (
+            tensor.is_empty()
+            or isinstance(tensor, gs.Constant)
+            or len(self.nodes) > MAX_NODES_DRAWN
+        ):
             return []
         if not tensor.inputs:
             self.edge(self.end(tensor, "input"), node.name)

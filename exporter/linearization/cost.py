@@ -42,7 +42,7 @@ from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved
 from linexport.timing.peak_memory import peak_megabytes
 
-LENGTHS = (64, 256, 1024, 4096)
+TIMED_LENGTHS = (64, 256, 1024, 4096)
 MEMORY_FROM = 1024
 SHORT = 8
 LEAD_IN = 2
@@ -160,7 +160,7 @@ class Curves:
             taken = f"this model's inputs are of one size, {only:,}, at which it was measured"
             return [only], _left_out(left, taken)
         limits = self.dims[self.sequence]
-        found = [n for n in requested or LENGTHS if limits.allows(n)]
+        found = [n for n in requested or TIMED_LENGTHS if limits.allows(n)]
         found = found or [limits.nearest(self.traced[self.sequence])]
         left = [n for n in requested or () if n not in found]
         most = "" if limits.max is None else f" to {limits.max:,}"

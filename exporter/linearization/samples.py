@@ -14,7 +14,7 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.find_softmax import Site, run
 from linexport.models.softmax_calls import Attending, Call
 
-MOST = 4096
+MAX_ROWS = 4096
 """Rows of a head that are kept, drawn evenly."""
 
 Array = NDArray[np.float64]
@@ -79,11 +79,11 @@ def _samples(seen: _Seen, generator: torch.Generator) -> SiteSamples:
 
 
 def _some(x: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, H, T, d) as (H, n, d), n at most ``MOST``."""
+    """(B, H, T, d) as (H, n, d), n at most ``MAX_ROWS``."""
     return _thinned(x.detach().double().transpose(0, 1).flatten(1, 2), generator)
 
 
 def _thinned(x: Tensor, generator: torch.Generator) -> Tensor:
-    if x.shape[1] <= MOST:
+    if x.shape[1] <= MAX_ROWS:
         return x
-    return x[:, torch.randperm(x.shape[1], generator=generator)[:MOST]]
+    return x[:, torch.randperm(x.shape[1], generator=generator)[:MAX_ROWS]]

@@ -12,7 +12,7 @@ import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-HOW = "option"
+OPTION_KEY = "option"
 """Key of a field's metadata under which its ``CommandLineOption`` is kept."""
 
 Form = Literal["single", "commas", "repeated"]
@@ -41,7 +41,7 @@ class CommandLineOption:
 
 
 def _option(default: Any, flag: str, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={HOW: CommandLineOption(flag, help, **more)})
+    return field(default=default, metadata={OPTION_KEY: CommandLineOption(flag, help, **more)})
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class ConvertOptions:
         """Take any iterable where a tuple is kept, none of it being the default, and any path."""
         for one in fields(self):
             value = getattr(self, one.name)
-            if value is not None and one.metadata[HOW].form != "single":
+            if value is not None and one.metadata[OPTION_KEY].form != "single":
                 object.__setattr__(self, one.name, tuple(value) or one.default)
         for name in ("timing_cache", "dump_passes", "data"):
             if getattr(self, name) is not None:
@@ -218,7 +218,7 @@ def defaults() -> dict[str, Any]:
 
 def declared() -> dict[str, CommandLineOption]:
     """The command line's side of every field, by the field's name."""
-    return {one.name: one.metadata[HOW] for one in fields(ConvertOptions)}
+    return {one.name: one.metadata[OPTION_KEY] for one in fields(ConvertOptions)}
 
 
 def described(indent: int) -> str:
@@ -233,7 +233,7 @@ def command(source: str, output: str, options: ConvertOptions) -> str:
     for one in fields(options):
         value = getattr(options, one.name)
         if value != one.default:
-            words += _words(one.metadata[HOW], value)
+            words += _words(one.metadata[OPTION_KEY], value)
     return shlex.join(words)
 
 

@@ -15,7 +15,7 @@ from linexport.package.destination import Packaging
 from linexport.targets.lowering import op_functions
 from linexport.targets.lowering.inlined import inlined
 
-MOST = 2**31 - 2**20
+MAX_FILE_BYTES = 2**31 - 2**20
 """Bytes of a protobuf; these systems take no weights in other files."""
 
 
@@ -43,7 +43,7 @@ def check_size(job: Packaging) -> None:
     Raises:
         UsageError: it is too large.
     """
-    if sum(file.bytes for file in job.manifest.files.values()) > MOST:
+    if sum(file.bytes for file in job.manifest.files.values()) > MAX_FILE_BYTES:
         raise UsageError(
             f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
             "weights in others. Quantise it: linexport quantize."

@@ -17,10 +17,10 @@ from linexport.system.torch_internals.trees import pytree
 NEVER_TRACED = (37, 150, 101)
 """Lengths tried beside the traced one; none is a multiple of a usual chunk."""
 
-LONG = 4096 + 1
+LONG_SEQUENCE = 4096 + 1
 """At least 4096, and not a multiple of a usual chunk."""
 
-AREA = 64 * LONG
+AREA = 64 * LONG_SEQUENCE
 """Values along the dynamic dimensions of one input where it has several, such as the height and
 width of an image: at least 4096 patches of 8 x 8."""
 
@@ -68,7 +68,7 @@ class ChosenSizes:
     batches: tuple[int, ...] = ()
 
 
-USUAL = ChosenSizes()
+DEFAULT_SIZES = ChosenSizes()
 
 
 def plan_cases(
@@ -93,7 +93,7 @@ def plan_cases(
     first = sequence(dims)
     farthest = dims[first].nearest(behind) if first and not chosen.lengths else 0
     cases: list[Case] = []
-    for length in (*lengths, farthest) if farthest > longest >= LONG else lengths:
+    for length in (*lengths, farthest) if farthest > longest >= LONG_SEQUENCE else lengths:
         for batch in chosen.batches or (BATCHES if length < longest else BATCHES[:1]):
             sizes = _sizes(dims, batch, length)
             case = Case("random", sizes, seed + len(cases))
@@ -149,11 +149,11 @@ def _longest(dims: Mapping[str, DimRange], shapes: Sequence[Sequence[int | str]]
     """Return the longest length to try, where the range allows it; odd in any case."""
     lengths = {name for name, limits in dims.items() if not limits.batch}
     together = max((len(lengths.intersection(shape)) for shape in shapes), default=1)
-    return LONG if together < 2 else int(AREA ** (1 / together)) - 1 | 1
+    return LONG_SEQUENCE if together < 2 else int(AREA ** (1 / together)) - 1 | 1
 
 
 def _lengths(
-    dims: Mapping[str, DimRange], traced: Mapping[str, int], longest: int = LONG
+    dims: Mapping[str, DimRange], traced: Mapping[str, int], longest: int = LONG_SEQUENCE
 ) -> list[int]:
     first = sequence(dims)
     if first is None:

@@ -29,8 +29,8 @@ from linexport.manifest.proof import (
 )
 from linexport.manifest.records import VisionRecord
 from linexport.parity.cases import (
+    DEFAULT_SIZES,
     SIDE_BY_SIDE,
-    USUAL,
     Case,
     ChosenSizes,
     complete_inputs,
@@ -116,7 +116,7 @@ class ModelUnderTest:
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
     tolerance: Tolerance = TOLERANCES["float32"]
-    chosen: ChosenSizes = USUAL
+    chosen: ChosenSizes = DEFAULT_SIZES
     vision: VisionRecord | None = None
     open_tower: Callable[[], InferenceSession] | None = None
     execution: Execution = CPU_ONLY

@@ -12,9 +12,10 @@ gives errors of 1e-3 and more.
 Some functions lose more than that by themselves: an exponent of 4e4 carries a rounding of 4e-3, and
 a vanishing sum of large terms none of its digits. So where that is more, the artifact, which rounds
 elsewhere, may be off by ``ROUNDING`` times the distance of the original's float32 output from its
-own float64 output, and never by more than ``MOST`` of the largest value: an original that loses
-more than that to rounding cannot be told from a wrong one. The report says so where it applies.
-Of a language model it is the worst distance in any case that is off by more than the tolerance:
+own float64 output, and never by more than ``MAX_EXCUSED_SHARE`` of the largest value: an original
+that loses more than that to rounding cannot be told from a wrong one. The report says so where it
+applies. Of a language model it is the worst distance in any case that is off by more than the
+tolerance:
 where a norm divides by nearly nothing, a token or two have most of it. So no token may be off by
 more than ``SPREAD`` times as much as what rounding does to that token allows. That is known of the
 one run in float32, in which it may be little by chance, and of random roundings, see
@@ -80,7 +81,7 @@ class Tolerance:
     @property
     def most(self) -> float:
         """Share of the largest value beyond which that loss excuses nothing."""
-        return math.inf if self.is_half or self.dtype == STEPS else MOST
+        return math.inf if self.is_half or self.dtype == STEPS else MAX_EXCUSED_SHARE
 
     @property
     def cap(self) -> str:
@@ -129,7 +130,7 @@ SPREAD = 4.0
 far: a state that is rounded at every token loses a few times what sums over all tokens lose.
 """
 
-MOST = 0.02
+MAX_EXCUSED_SHARE = 0.02
 """Share of the largest value beyond which rounding of the original excuses nothing."""
 
 HALF_ROUNDING = 1.25

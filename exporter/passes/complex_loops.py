@@ -55,7 +55,7 @@ and cosines of them. Values of others, of a choice by a comparison or a row of a
 random numbers may not meet what is chosen once in a thousand times.
 """
 
-ALSO = {*TURNS, *PARTS, "Tile"}
+KNOWN_OPERATORS = {*TURNS, *PARTS, "Tile"}
 """Sines and cosines, which random numbers know as well, and what takes and repeats parts."""
 
 
@@ -116,7 +116,7 @@ def _is_followed(loop: gs.Node, data: Collection[str]) -> bool:
     body = loop.attrs["body"]
     inside = {t.name for t in body.inputs} | {o.name for node in body.nodes for o in node.outputs}
     of_data = inside.union(data)
-    return all(node.op in ALSO or is_analytic(node, of_data) for node in body.nodes)
+    return all(node.op in KNOWN_OPERATORS or is_analytic(node, of_data) for node in body.nodes)
 
 
 class _Turning:
@@ -411,7 +411,7 @@ class _Turning:
         while waiting:
             for node in waiting.pop().inputs:
                 standard = node.domain in (None, "", "ai.onnx") and node.op in IN_FRONT
-                known = node.op in ALSO or is_analytic(node, self.data)
+                known = node.op in KNOWN_OPERATORS or is_analytic(node, self.data)
                 if id(node) not in found and standard and known:
                     found[id(node)] = node
                     waiting += [] if node.op == "Shape" else reads(node)

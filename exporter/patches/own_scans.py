@@ -34,7 +34,7 @@ from linexport.system.torch_internals.trees import pytree
 
 __all__ = ["own_scans"]
 
-LENGTHS = (1, 2, 3, 4, 8, 16, 32)
+TRIED_LENGTHS = (1, 2, 3, 4, 8, 16, 32)
 """Lengths tried, besides that of the call; some functions take powers of two alone."""
 
 LIMIT = 1e-5
@@ -169,7 +169,7 @@ def _results(call: _Call, scan: Scan, axis: int, order: Sequence[int]) -> list[i
     """Return which of a scan's results a function's are, with the tokens along an axis."""
     given = _tensors(call.arguments)
     own, left = given[0].shape[axis], [set[int]() for _ in _tensors(call.result)]
-    for trial, length in enumerate((own, *LENGTHS)):
+    for trial, length in enumerate((own, *TRIED_LENGTHS)):
         for number, draws in enumerate(scan.draws):
             generator = torch.Generator().manual_seed(length)
             drawn = dict(zip(order, draws, strict=True))

@@ -31,7 +31,7 @@ from linexport.timing.latency import Call, Called, Settings, latency_table, meas
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import error_summary, innermost
 
-LENGTHS = (64, 256, 1024, 4096)
+TIMED_LENGTHS = (64, 256, 1024, 4096)
 LEAD_IN = 4
 BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
@@ -88,7 +88,7 @@ class Bench:
         if sequence is None:
             return self._latency_by_batch()
         limits = self.tested.dims[sequence]
-        wanted = [n for n in lengths or LENGTHS if limits.allows(n)]
+        wanted = [n for n in lengths or TIMED_LENGTHS if limits.allows(n)]
         refused = sorted(set(lengths or ()) - set(wanted))
         if refused:
             self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")

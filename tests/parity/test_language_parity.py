@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.parity.cases import USUAL
+from linexport.parity.cases import DEFAULT_SIZES
 from linexport.parity.noise import random_rounding
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.sources.loaded_model import LanguageFacts
@@ -89,7 +89,7 @@ def check(
         tolerance=tolerance,
         initial_state=lambda batch: {},
         complete=dict,
-        chosen=USUAL,
+        chosen=DEFAULT_SIZES,
         behind_at_once=0,
     )
     return parity.check_language(tested)

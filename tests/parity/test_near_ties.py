@@ -23,7 +23,7 @@ from linexport.conversion.revalidate import reopen
 from linexport.graph.dims import DimRange
 from linexport.manifest import MODEL
 from linexport.parity import diverge
-from linexport.parity.cases import USUAL, Case, ChosenSizes
+from linexport.parity.cases import DEFAULT_SIZES, Case, ChosenSizes
 from linexport.parity.reference.extra_outputs import Change, open_changed
 from linexport.parity.reference.plain_export import PlainExport
 from linexport.parity.routing.choices import recording
@@ -111,7 +111,7 @@ def checked(margin: float, by: float, error: float = 0.0) -> parity.Parity:
         tolerance=FLOAT32,
         initial_state=lambda batch: {},
         complete=dict,
-        chosen=USUAL,
+        chosen=DEFAULT_SIZES,
         behind_at_once=0,
     )
     return parity.check_language(tested)

@@ -20,8 +20,8 @@ import linexport
 from linexport.errors import ParityError
 from linexport.graph.dims import DimRange
 from linexport.parity.cases import (
-    LONG,
-    USUAL,
+    DEFAULT_SIZES,
+    LONG_SEQUENCE,
     Case,
     draw_inputs,
     longer_cases,
@@ -29,7 +29,7 @@ from linexport.parity.cases import (
 )
 from linexport.parity.check import _cases
 from linexport.parity.compare import EDGES, compare_arrays
-from linexport.parity.streams.splits import LONG as LONG_STREAM
+from linexport.parity.streams.splits import LONG_SEQUENCE_STREAM as LONG_STREAM
 from linexport.parity.streams.splits import long, usual
 from linexport.parity.tolerances import TOLERANCES
 from linexport.sources import LoadedModel, Source
@@ -169,7 +169,7 @@ def test_magnitudes_are_for_floating_inputs() -> None:
         (DimRange(1, 8, 30), {1, 16, 8, 15, 30}),
         (DimRange(600, 700, 800), {600, 700, 800}),
         (DimRange(1, 1, 1), {1}),
-        (DimRange(1, None, 100_000), {1, 16, 37, 150, LONG}),
+        (DimRange(1, None, 100_000), {1, 16, 37, 150, LONG_SEQUENCE}),
     ],
 )
 def test_a_range_is_kept_and_tried_to_its_end(limits: DimRange, expected: set[int]) -> None:
@@ -178,7 +178,13 @@ def test_a_range_is_kept_and_tried_to_its_end(limits: DimRange, expected: set[in
 
 
 def test_a_traced_length_among_the_usual_ones_is_replaced() -> None:
-    assert lengths(plan_cases(DIMS, {"batch": 2, "seq": 37}, False, 0)) == {1, 37, 150, 101, LONG}
+    assert lengths(plan_cases(DIMS, {"batch": 2, "seq": 37}, False, 0)) == {
+        1,
+        37,
+        150,
+        101,
+        LONG_SEQUENCE,
+    }
 
 
 def test_longer_cases_keep_to_the_range() -> None:
@@ -196,7 +202,7 @@ def test_a_model_that_runs_at_the_traced_length_alone_is_tried_at_longer_ones(
         loaded=SimpleNamespace(args=(torch.zeros(2, 16),), kwargs={}, graph=None),
         dims=DIMS,
         traced=TRACED,
-        chosen=USUAL,
+        chosen=DEFAULT_SIZES,
         input_shapes=(),
         behind_at_once=0,
     )
@@ -217,7 +223,7 @@ def test_what_is_a_batch_is_not_a_matter_of_its_name() -> None:
     dims = {"N": DimRange(batch=True), "T": DimRange()}
     cases = plan_cases(dims, {"N": 2, "T": 16}, False, 0)
     assert lengths(cases, "N") == {1, 3}
-    assert max(lengths(cases, "T")) == LONG
+    assert max(lengths(cases, "T")) == LONG_SEQUENCE
 
 
 def test_a_second_sequence_has_another_length() -> None:

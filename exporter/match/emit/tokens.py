@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.match.emit.layout import Nodes
 from linexport.plugins.ops import causal_conv
 
-WHOLE = np.iinfo(np.int64)
+INT64 = np.iinfo(np.int64)
 
 FORGOTTEN = -1e4
 """The logarithm of a decay that leaves nothing."""
@@ -82,7 +82,7 @@ def _both(nodes: Nodes, op: str, x: gs.Variable, y: gs.Variable) -> gs.Variable:
     return made
 
 
-def _cut(nodes: Nodes, x: gs.Variable, start: int, end: int = WHOLE.max) -> gs.Variable:
+def _cut(nodes: Nodes, x: gs.Variable, start: int, end: int = INT64.max) -> gs.Variable:
     """Return the tokens from one place to another, which may be counted from the last."""
     ends = (("starts", start), ("ends", end), ("axes", 1))
     given = [gs.Constant(nodes.name(n), np.asarray([value], np.int64)) for n, value in ends]
@@ -96,7 +96,7 @@ def reversed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:
     if x.is_empty():
         return x
     # From the last token to beyond the first, in steps of -1.
-    ends = (("starts", -1), ("ends", WHOLE.min), ("axes", 1), ("steps", -1))
+    ends = (("starts", -1), ("ends", INT64.min), ("axes", 1), ("steps", -1))
     given = [gs.Constant(nodes.name(n), np.asarray([value], np.int64)) for n, value in ends]
     return nodes.add("Slice", [x, *given], np.dtype(x.dtype), shape=x.shape)
 

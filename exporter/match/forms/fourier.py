@@ -19,7 +19,7 @@ from linexport.graph.run_subgraph import NotRunnableError, size_value, symbols_i
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.padding import ends_of, fills_zero
 
-LENGTHS = (1, 2, 3, 64, 1000, 1 << 20)
+COMPARED_LENGTHS = (1, 2, 3, 64, 1000, 1 << 20)
 """Numbers of tokens at which sizes are compared."""
 
 
@@ -91,7 +91,7 @@ def wraps_around(e: Evaluator, node: gs.Node) -> bool:
 def compare(a: Size, b: Size, holds: Callable[[int, int], bool]) -> bool:
     """Return whether something holds of two sizes, whatever the one symbol in them is."""
     symbols = symbols_in(a) | symbols_in(b)
-    given = [dict.fromkeys(symbols, n) for n in LENGTHS]
+    given = [dict.fromkeys(symbols, n) for n in COMPARED_LENGTHS]
     try:
         values = [(size_value(a, one), size_value(b, one)) for one in given]
     except NotRunnableError:

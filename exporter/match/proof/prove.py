@@ -24,10 +24,10 @@ from linexport.match.proof.sampling import Draw, bounded, falling
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
+PROVEN_LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
 """Tried in this order: no multiple of a chunk first, then what models in chunks may ask for."""
 
-WANTED = 2
+MIN_LENGTHS_PROVEN = 2
 """Lengths that must be compared, where the length is not fixed."""
 
 RELATIVE, ABSOLUTE = {"float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2}, 1e-30
@@ -125,10 +125,10 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
             worst = max(worst, _difference(candidate, expected, after, fed, symbols, kind))
         else:
             sizes.append(dict(symbols))
-        if len(sizes) == WANTED or (sizes and not symbols):
+        if len(sizes) == MIN_LENGTHS_PROVEN or (sizes and not symbols):
             break
     fixed = candidate.length.known is not None
-    if len(sizes) < (1 if fixed else WANTED):
+    if len(sizes) < (1 if fixed else MIN_LENGTHS_PROVEN):
         raise ProofFailedError(
             f"the original nodes run at too few lengths to be compared: {problem}, nor others that "
             "were tried. Where they take whole chunks alone, dynamic_shapes says so, 64 * "
@@ -230,7 +230,7 @@ def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
     """Values for the symbols: lengths in turn, everything else small and above 1."""
     known = sorted({n for _, shape in candidate.inputs for s in shape for n in symbols_in(s)})
     along = [n for n in known if n in symbols_in(candidate.length)]
-    for count, length in enumerate(LENGTHS):
+    for count, length in enumerate(PROVEN_LENGTHS):
         symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:
             symbols[along[-1]] = length + (candidate.reach if candidate.reach > 1 else 0)

@@ -48,13 +48,13 @@ ADDS_OWN = {"MatMul", "Einsum", "ReduceSum", "Scan"}
 """
 
 
-FIXED = "stays where the number of its steps is no constant up to 128"
+STEPS_NOT_CONSTANT = "stays where the number of its steps is no constant up to 128"
 
 
 def _why_left(node: gs.Node) -> str:
     """Return why the body of a node stays one."""
     if node.op != "If":
-        return FIXED
+        return STEPS_NOT_CONSTANT
     kept = why_kept(node)
     return f"stays: {kept}; torch.where of both is fused" if kept else "stays"
 

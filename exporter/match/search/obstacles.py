@@ -31,22 +31,22 @@ from linexport.match.search.loop_reasons import linear_loop_reason
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
 MOVES = ("Pad", "Slice", "Concat", "Split", "Gather")
 
-WHOLE = ("DFT", "STFT", "Scan", "Loop")
+NAMED_OPERATORS = ("DFT", "STFT", "Scan", "Loop")
 """Operators that are named whether or not the shapes around them are known."""
 
 SUM = (
     "a sum of exponentials of positions, c * exp(a * t) of weights, or times cos(b * t), sin(b * t)"
 )
 
-LONG = "is a convolution along {dim} with a kernel as long as the sequence"
+LONG_CONVOLUTION = "is a convolution along {dim} with a kernel as long as the sequence"
 LONG_REASONS = {
-    "bias": f"{LONG} and a bias. Without one it is fused where its kernel is {SUM}: add the bias "
-    "to what it gives",
-    "not turned around": f"{LONG} that is no K.flip(-1). conv1d does not turn a kernel around: "
-    "without a flip each token meets itself by the kernel's last number, another one at every "
-    "length",
-    "": f"{LONG}. It is fused behind as many zeros but one, of stride 1, where each channel has "
-    f"one kernel, which is {SUM}",
+    "bias": f"{LONG_CONVOLUTION} and a bias. Without one it is fused where its kernel is {SUM}: "
+    "add the bias to what it gives",
+    "not turned around": f"{LONG_CONVOLUTION} that is no K.flip(-1). conv1d does not turn a kernel "
+    "around: without a flip each token meets itself by the kernel's last number, another one at "
+    "every length",
+    "": f"{LONG_CONVOLUTION}. It is fused behind as many zeros but one, of stride 1, where each "
+    f"channel has one kernel, which is {SUM}",
 }
 
 CIRCULAR = (
@@ -186,7 +186,7 @@ def _state_shapes(graph: gs.Graph, e: Evaluator) -> None:
 
 
 def _mixes(node: gs.Node, dim: str) -> bool:
-    if node.op in WHOLE or is_long(node):
+    if node.op in NAMED_OPERATORS or is_long(node):
         return True
     before, after = (
         max((list(t.shape or ()).count(dim) for t in tensors), default=0)

@@ -25,7 +25,7 @@ from linexport.match.emit.candidate import inputs_of
 from linexport.match.forms.axes import Axis, Index
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.terms import IDENTITY, Form, Iota, Leaf, PositionOrder, Term
-from linexport.match.proof.prove import LENGTHS
+from linexport.match.proof.prove import PROVEN_LENGTHS
 from linexport.match.proof.sampling import Draw, falling, fraction, unit
 from linexport.match.roles.region_layout import TokenLayout, layout_of
 from linexport.match.roles.roles import Roles
@@ -35,13 +35,13 @@ from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_a
 EQUAL = 1e-3
 """Largest difference, of the largest output, of a reading from what the nodes compute."""
 
-GONE, SLOWEST = -1e4, 1e-3
+LOG_OF_NOTHING, SLOWEST = -1e4, 1e-3
 """The logarithm of a rate that keeps nothing, and the lowest rate that is looked for."""
 
 NEWTON, STEP = 3, 1e-6
 """Steps of Newton's method, and the relative change of a rate that gives their slopes."""
 
-MOST = 5
+MAX_TENSORS_READ = 5
 """Tensors a region may read: query, key, value, decay and beta."""
 
 BATCH = 2
@@ -115,7 +115,7 @@ def find_roles(
     found = [layout_of(evaluator, t, region.tokens) for t in region.leaves]
     found.append(layout_of(evaluator, region.root, region.tokens, region.place))
     layouts = [x for x in found if x is not None]
-    if len(region.leaves) > MOST or len(layouts) < len(found):
+    if len(region.leaves) > MAX_TENSORS_READ or len(layouts) < len(found):
         return None
     *given, made = layouts
     chunks = {n.inputs[0].name: evaluator.sizes(n.outputs[0]) for n in nodes if n.op == "Reshape"}
@@ -195,7 +195,7 @@ class _Runs:
     def of(self, draws: tuple[Draw, ...]) -> tuple[list[np.ndarray], np.ndarray] | None:
         """Return the leaves and the root, at the first length the nodes take."""
         if draws not in self._known:
-            found = (self._at(draws, length) for length in LENGTHS)
+            found = (self._at(draws, length) for length in PROVEN_LENGTHS)
             self._known[draws] = next((x for x in found if x is not None), None)
         return self._known[draws]
 
@@ -203,7 +203,7 @@ class _Runs:
     def cut(self) -> bool:
         """Return whether nodes leave out the tokens of a chunk that is not full."""
         units = (unit,) * len(self.region.leaves)
-        found = ((length, self._at(units, length)) for length in LENGTHS)
+        found = ((length, self._at(units, length)) for length in PROVEN_LENGTHS)
         return any(x is not None and x[1].shape[self.region.place] != n for n, x in found)
 
     def _at(
@@ -291,7 +291,7 @@ def _rates(computed: Callable[..., np.ndarray], got: np.ndarray, heads: int) -> 
     def along(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.asarray((x * y).reshape(*x.shape[:2], heads, -1).sum((0, 1, 3)))
 
-    none = computed(np.full(heads, GONE), 2)
+    none = computed(np.full(heads, LOG_OF_NOTHING), 2)
     change = computed(np.zeros(heads), 2) - none
     with np.errstate(all="ignore"):
         rates = along(got[:, :2] - none, change) / along(change, change)

@@ -22,7 +22,7 @@ from linexport.package.destination import BatchPrompts, Destination, Packaging
 
 __all__ = ["Proof", "prove"]
 
-LENGTHS, EVEN = (17, 5, 33, 1), (17, 17, 17)
+PROMPT_LENGTHS, EVEN = (17, 5, 33, 1), (17, 17, 17)
 """Lengths of the prompts; where padding would be read as tokens, they have one."""
 
 TOKENS = 24
@@ -90,7 +90,7 @@ def prove(job: Packaging, destination: Destination, even: bool, seed: int = 0) -
         raise UsageError(f"{job.source} does not stream: {job.manifest.why_stateless}")
     ends = end_tokens(job.source, job.manifest.files)
     even = even or (language.mask is None and not destination.by_prompt)
-    prompts = _drawn(job, language, ends, EVEN if even else LENGTHS, seed)
+    prompts = _drawn(job, language, ends, EVEN if even else PROMPT_LENGTHS, seed)
     texts = destination.write_texts(job, prompts)
     artifact = load(job.source, threads=1, allow_failed=True)
     found = [

@@ -66,7 +66,7 @@ from linexport.parity.reference.module import Reference
 from linexport.parity.routing.choices import recording
 from linexport.parity.routing.near_ties import Decided, Deciding, NearTies, decide, notes, run_alike
 from linexport.parity.streams.side_by_side import run_side_by_side
-from linexport.parity.tolerances import MOST, Tolerance
+from linexport.parity.tolerances import MAX_EXCUSED_SHARE, Tolerance
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -296,7 +296,8 @@ def _lost(share: float, case: Case, tolerance: Tolerance) -> str:
     cap = ""
     if not tolerance.is_half:
         most = tolerance.factor * tolerance.spread
-        cap = f", by {most:g} times what it loses at that token and by {MOST:.0%} at most"
+        share_of_all = f"{MAX_EXCUSED_SHARE:.0%}"
+        cap = f", by {most:g} times what it loses at that token and by {share_of_all} at most"
     return (
         f"The original itself loses {share:.0e} to the rounding of {tolerance.dtype}, on the "
         f"{case.name} inputs at {case.at}: the artifact may be off by "

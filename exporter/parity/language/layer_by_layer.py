@@ -53,7 +53,7 @@ from linexport.trace import Traced
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (1, 64, 65, 300)
+LAYER_LENGTHS = (1, 64, 65, 300)
 """Lengths of whole sequences: more than any chunk, and few logits in memory at once."""
 
 OpenGraph = Callable[[onnx.ModelProto], Run]
@@ -152,7 +152,7 @@ def check_layers(
     """
     language = tested.loaded.language
     assert language is not None
-    continued, lengths = bool(tested.states), ChosenSizes(LENGTHS)
+    continued, lengths = bool(tested.states), ChosenSizes(LAYER_LENGTHS)
     trials = plan_prompts(tested.dims, language.context, seed, lengths, continued)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     single = Reference(tested.loaded, torch.float32)

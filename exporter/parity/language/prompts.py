@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from linexport.graph.dims import DimRange
-from linexport.parity.cases import SIDE_BY_SIDE, USUAL, Case, ChosenSizes
+from linexport.parity.cases import DEFAULT_SIZES, SIDE_BY_SIDE, Case, ChosenSizes
 from linexport.system import memory
 
-LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
+PROMPT_LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
 PADDED_BATCH = 3
 PIECES = 6
 PREFILL, STEPS = 86, 64
@@ -96,7 +96,7 @@ def plan_prompts(
     dims: Mapping[str, DimRange],
     context: int | None,
     seed: int,
-    chosen: ChosenSizes = USUAL,
+    chosen: ChosenSizes = DEFAULT_SIZES,
     continued: bool = True,
     behind: int = 0,
     packed: bool = False,
@@ -149,7 +149,7 @@ def _whole(
     The rows of such a batch are also fed side by side, where they can be.
     """
     paddings = (*PADDINGS, *([SIDE_BY_SIDE] if packed else []))
-    wanted = chosen.lengths or LENGTHS
+    wanted = chosen.lengths or PROMPT_LENGTHS
     lengths = [n for n in wanted if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
     first, *_, last = chosen.batches * 2 or (1, PADDED_BATCH)
     for number, length in enumerate(lengths or [dims[SEQUENCE].nearest(1)]):

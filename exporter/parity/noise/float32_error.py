@@ -6,7 +6,7 @@ import numpy as np
 
 from linexport.parity.cases import Case
 from linexport.parity.compare import in_blocks, largest, rows
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.tolerances import MAX_EXCUSED_SHARE, ROUNDING, Tolerance
 
 
 def apart(single: np.ndarray, double: np.ndarray) -> float:
@@ -30,7 +30,9 @@ def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:
     return case.magnitude != 1 and is_mostly_rounding(distance, output)
 
 
-def is_mostly_rounding(distance: float, output: np.ndarray, most: float = MOST) -> bool:
+def is_mostly_rounding(
+    distance: float, output: np.ndarray, most: float = MAX_EXCUSED_SHARE
+) -> bool:
     """The original loses so much that its float32 output says nothing of another.
 
     ``most`` is the share of the largest value that it may lose, see ``Tolerance.most``.
@@ -49,7 +51,7 @@ def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) 
     ) + (
         "nothing is compared."
         if is_nothing_else(distance, output, case)
-        else f"it is compared in float64 only, within {MOST:.0%}."
+        else f"it is compared in float64 only, within {MAX_EXCUSED_SHARE:.0%}."
         if is_mostly_rounding(distance, output, tolerance.most)
         else f"the artifact may be off by {tolerance.factor:g} times that{tolerance.cap}."
     )

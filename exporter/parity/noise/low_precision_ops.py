@@ -23,7 +23,7 @@ from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.noise.float32_error import apart
 from linexport.parity.reference.module import Arguments, Reference
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.tolerances import MAX_EXCUSED_SHARE, ROUNDING, Tolerance
 from linexport.system.torch_internals.operators import OperatorMode
 
 STEP = 2.0**-23
@@ -53,7 +53,7 @@ def notes(
         "away, as any ONNX file of it is: "
         + (
             "there nothing is compared."
-            if ROUNDING * max(shares) > MOST
+            if ROUNDING * max(shares) > MAX_EXCUSED_SHARE
             else f"the artifact may be off by {ROUNDING:g} times that."
         )
     ]

@@ -1,9 +1,9 @@
 """Streaming: a sequence fed in pieces, with states carried over, gives what it gives whole.
 
 A short sequence is cut in several ways, a long one once: past twice every constant by which the
-model reaches back, and over ``LONG`` tokens where that does not take long. Outputs may differ by
-the tolerance of parity, with its allowances for what the original itself loses to the rounding of
-float32; states by the tolerance alone.
+model reaches back, and over ``LONG_STREAM`` tokens where that does not take long. Outputs may
+differ by the tolerance of parity, with its allowances for what the original itself loses to the
+rounding of float32; states by the tolerance alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from linexport.parity.compare import Comparison
 from linexport.parity.noise.own_rounding import compare_runs
 from linexport.parity.reference.module import feeds
 from linexport.parity.streams.carried_calls import check_calls, writes_buffers
-from linexport.parity.streams.splits import BEHIND, FAR_CALL, LONG, LONGEST_CALL, Split, long, usual
+from linexport.parity.streams.splits import (
+    BEHIND,
+    FAR_CALL,
+    LONG_STREAM,
+    LONGEST_CALL,
+    Split,
+    long,
+    usual,
+)
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
@@ -197,7 +205,7 @@ class _Check:
 
     def _lengths(self) -> Iterator[tuple[int, float]]:
         """Yield lengths worth a comparison, the longest first, and the seconds each may take."""
-        found = [(LONG, PATIENCE), (self.tested.behind, PATIENCE_BEHIND)]
+        found = [(LONG_STREAM, PATIENCE), (self.tested.behind, PATIENCE_BEHIND)]
         if self.tested.loaded.language is not None:
             found.append((LANGUAGE, PATIENCE_LANGUAGE))
         yield from sorted(found, reverse=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from linexport.graph.dims import DimRange
 
-USUAL = 150
+SPLIT_TOKENS = 150
 TRIALS = 4
 
 MULTIPLES = (1, 2, 3)
 """Pieces of tokens that come in multiples, as multiples."""
 
-LONG = 2_100
+LONG_STREAM = 2_100
 LONGEST_CALL, FAR_CALL = 8_192, 2_048
 """Tokens of one call: of a graph with pairs of tokens this many squared are in memory. Of a longer
 sequence the second: its pairs are of this many and all."""
@@ -55,14 +55,18 @@ class Split:
 
 
 def usual(limits: DimRange, longest: int | None, seed: int) -> list[Split]:
-    """Return splits of a sequence of ``USUAL`` tokens: single tokens first, then random pieces.
+    """Return splits of ``SPLIT_TOKENS`` tokens: single tokens first, then random pieces.
 
     Args:
         limits: the tokens that a call takes.
         longest: the tokens that a sequence may have; None for any number.
         seed: of the random places.
     """
-    wanted = USUAL if limits.multiple == 1 else max(USUAL, sum(MULTIPLES) * limits.multiple)
+    wanted = (
+        SPLIT_TOKENS
+        if limits.multiple == 1
+        else max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
+    )
     length = limits.nearest(wanted if longest is None else min(wanted, longest))
     units = length // limits.multiple
     if units < 2:

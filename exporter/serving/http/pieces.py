@@ -2,7 +2,7 @@
 
     events of a connection     ->  AT_ONCE of them, then others have their turns
     connections that go on     ->  one in a turn of the event loop
-    chunks of one body         ->  MOST, then an error
+    chunks of one body         ->  MAX_CHUNKS, then an error
     extensions and trailers    ->  as many bytes and lines as headers, then an error
 
 A chunk has six bytes at least, whatever it holds, and its reader takes the same time for each. The
@@ -19,7 +19,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 
-AT_ONCE, MOST = 32, 2**12
+AT_ONCE, MAX_CHUNKS = 32, 2**12
 
 PART = 2**14
 """Bytes of a connection that are parsed at a time."""
@@ -82,8 +82,8 @@ class PieceReader(h11.Connection):
         return event
 
     def _check(self, event: Any) -> None:
-        if self._chunks > MOST:
-            raise PiecesError(f"The body comes in more than {MOST} chunks. Send larger ones.")
+        if self._chunks > MAX_CHUNKS:
+            raise PiecesError(f"The body comes in more than {MAX_CHUNKS} chunks. Send larger ones.")
         around = self._around - len(self.trailing_data[0]) - FRAME * (self._chunks + 1)
         lines = len(event.headers) if isinstance(event, h11.EndOfMessage) else 0
         if around > self._most_bytes or lines > self._most_lines:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MTP = re.compile(r"(model\.)?mtp\.")
 """Names of weights of heads for multi-token prediction."""
 
-WHOLE = (
+TRACED_AS_A_WHOLE = (
     "The model is traced without its library's cache instead, attention is found by its structure, "
     "and a head for multi-token prediction is left out."
 )
@@ -249,17 +249,17 @@ def import_model(
     except UnknownCodeError as error:
         if tower is not None:
             raise
-        unread = f"{lacking or error} {WHOLE}"
+        unread = f"{lacking or error} {TRACED_AS_A_WHOLE}"
     except Exception as error:
         if not lacking:
             raise
         if tower is not None:
             raise UnsupportedModelError(f"{lacking} ({first_line(error)})") from error
-        unread = f"{lacking} {WHOLE}"
+        unread = f"{lacking} {TRACED_AS_A_WHOLE}"
     loaded = _imported(original, source, head, tower, predictor, step, unread or lacking)
     if step is None or tower is not None or not lacking:
         return loaded
-    whole = _imported(original, source, head, None, None, None, f"{lacking} {WHOLE}")
+    whole = _imported(original, source, head, None, None, None, f"{lacking} {TRACED_AS_A_WHOLE}")
     return replace(loaded, whole=whole)
 
 

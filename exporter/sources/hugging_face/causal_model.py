@@ -37,7 +37,7 @@ def _usual(
     """Have the parameters that causal models have, in their order."""
 
 
-USUAL = parameters.signature(_usual)
+DEFAULT_PARAMETERS = parameters.signature(_usual)
 
 
 @contextmanager
@@ -63,7 +63,10 @@ class CausalModel(nn.Module):
         taken, inner = (
             parameters.signature(f) for f in (model.forward, model.get_decoder().forward)
         )
-        named, inside = parameters.match(taken, USUAL), parameters.match(inner, USUAL)
+        named, inside = (
+            parameters.match(taken, DEFAULT_PARAMETERS),
+            parameters.match(inner, DEFAULT_PARAMETERS),
+        )
         # A model with a tower passes on what it does not name, and may annotate it otherwise.
         self.named = {**(inside if parameters.takes_any(taken) else {}), **named}
         self._takes_positions = "position_ids" in named

@@ -20,7 +20,7 @@ from linexport.sources.onnx_file.module import reason
 Shape = tuple[int | str, ...]
 
 BATCH = 2
-LENGTHS = (100, 64, 128, 224, 16, 1)
+TRIED_LENGTHS = (100, 64, 128, 224, 16, 1)
 """Tried in turn for dimensions that are not the batch, until the model runs: the first is several
 chunks of a usual size and a multiple of none."""
 
@@ -152,7 +152,7 @@ def _values(shapes: Sequence[Shape], sizes: Mapping[str, int]) -> int:
 def _sizes(dims: Mapping[str, DimRange]) -> Iterator[dict[str, int]]:
     tried = []
     for batch in (BATCH, 1):
-        for length in LENGTHS:
+        for length in TRIED_LENGTHS:
             sizes = {name: batch if limits.batch else length for name, limits in dims.items()}
             if sizes not in tried:
                 tried.append(sizes)

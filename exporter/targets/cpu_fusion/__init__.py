@@ -48,7 +48,7 @@ DOMAIN, OP = FUSED_DOMAIN, "Tokenwise"
 Replacement = tuple[Group, onnx.NodeProto, onnx.FunctionProto]
 """Positions of nodes, the node in their place, and its function."""
 
-MOST = 24
+MAX_TENSORS = 24
 """Inputs that the library's operator has, and outputs."""
 
 
@@ -137,7 +137,9 @@ def _fused(
     """
     nodes = [model.graph.node[index] for index in group]
     inputs, program = _program(nodes, values, outputs)
-    if max(len(inputs), len(outputs)) > MOST or not any(name in values.tokens for name in inputs):
+    if max(len(inputs), len(outputs)) > MAX_TENSORS or not any(
+        name in values.tokens for name in inputs
+    ):
         raise UnfitError("too many inputs or outputs")
     opset = next(o for o in model.opset_import if not o.domain)
     function = _function(nodes, values, inputs, outputs, opset)

@@ -20,7 +20,7 @@ from linexport.plugins.cpu import library
 from linexport.plugins.ops import op
 from linexport.plugins.ops.op import name_overload
 from linexport.plugins.ops.registry import all_ops
-from linexport.targets.cpu_fusion import DOMAIN, MOST
+from linexport.targets.cpu_fusion import DOMAIN, MAX_TENSORS
 from linexport.targets.cpu_fusion import OP as PROGRAM
 from linexport.targets.cpu_fusion.cached_attention import MASK
 from linexport.targets.cpu_fusion.cached_attention import OP as CACHED
@@ -73,7 +73,7 @@ def with_chains(model: onnx.ModelProto) -> onnx.ModelProto:
         own = {n for node in nodes for n in node.output if n}
         inputs = [name for name in inputs if name not in own]
         outputs = outputs_of(model.graph, group, readers)
-        wide = max(len(inputs), len(outputs)) > MOST or len(own) + len(inputs) > MOST_PLACES
+        wide = max(len(inputs), len(outputs)) > MAX_TENSORS or len(own) + len(inputs) > MOST_PLACES
         if wide or not _agree(nodes, functions):
             continue
         settings = _settings(nodes, inputs, outputs)

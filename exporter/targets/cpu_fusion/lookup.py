@@ -15,7 +15,7 @@ from linexport.plugins.ops.shapes import Dim
 from linexport.targets.cpu_fusion.groups import readers_of
 from linexport.targets.cpu_fusion.nodes import attributes
 
-MOST = 8
+MAX_CONSTANT_ELEMENTS = 8
 """Elements of a constant that is looked up."""
 
 Shape = tuple[Dim, ...]
@@ -42,7 +42,7 @@ class Lookup:
         self._constants = {
             t.name: numpy_helper.to_array(t)
             for t in graph.initializer
-            if t.data_location != TensorProto.EXTERNAL and prod(t.dims) <= MOST
+            if t.data_location != TensorProto.EXTERNAL and prod(t.dims) <= MAX_CONSTANT_ELEMENTS
         }
         typed = (*graph.input, *graph.value_info, *graph.output)
         self._types = {value.name: value.type.tensor_type.elem_type for value in typed}

@@ -21,7 +21,7 @@ from linexport.trace.loops.unrolled import Token, Unrolled, alike
 Steps = tuple[str, ...]
 """A value at each step; the last may be missing ("") where nothing reads it."""
 
-ENOUGH = 4
+MIN_STEPS_COMPARED = 4
 """Steps that are compared at least."""
 
 
@@ -96,7 +96,7 @@ class LoopBody:
         self._outputs: dict[str, list[str]] = {}
         self._folded: dict[str, str] = {}
         self._computable: dict[Steps, bool] = {}
-        if len(steps) < ENOUGH:
+        if len(steps) < MIN_STEPS_COMPARED:
             raise NotALoopError("it has too few steps")
         self.result = self._value(tuple(map(unrolled.one, steps)))
         for state in self.states:  # more are found on the way
@@ -154,14 +154,14 @@ class LoopBody:
     def _value(self, steps: Steps) -> str:
         """Return the name of a value in the body, from what it is at each step."""
         known = [s for s in steps if s]
-        if len(known) < ENOUGH - 1:
+        if len(known) < MIN_STEPS_COMPARED - 1:
             raise NotALoopError("its steps reach back too far")
         if len(set(known)) == 1:
             return self._unchanged(known[0])
         found = self._find(steps)
         if found is None:
             found = _Known(steps, self._found(steps, known))
-            self._known.setdefault(steps[: ENOUGH - 1], []).append(found)
+            self._known.setdefault(steps[: MIN_STEPS_COMPARED - 1], []).append(found)
         elif steps[-1] and not found.steps[-1]:
             self._complete(found, steps)
         if steps[-1]:
@@ -170,7 +170,7 @@ class LoopBody:
 
     def _find(self, steps: Steps) -> _Known | None:
         """Return the value that has these steps; how many are missing differs from use to use."""
-        for known in self._known.get(steps[: ENOUGH - 1], []):
+        for known in self._known.get(steps[: MIN_STEPS_COMPARED - 1], []):
             if all(a == b for a, b in zip(known.steps, steps, strict=True) if a and b):
                 return known
         return None
@@ -345,7 +345,7 @@ class LoopBody:
     def _is_available(self, steps: Steps) -> bool:
         """Return whether a value can be had without a state that the same operator begins."""
         known = [s for s in steps if s]
-        if len(known) < ENOUGH - 1:
+        if len(known) < MIN_STEPS_COMPARED - 1:
             return False
         if len(set(known)) == 1 or self._find(steps) is not None:
             return True

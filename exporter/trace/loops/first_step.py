@@ -31,7 +31,7 @@ DRAWS = 3
 STARTS = (0.0, 1.0, -np.inf, np.inf)
 """Numbers that states may begin with: those of sums, products, maxima and minima."""
 
-MOST = 3
+MAX_COMBINED_STATES = 3
 """States of which all combinations of these are tried."""
 
 SIZE = 3
@@ -70,7 +70,7 @@ def start_of(unrolled: Unrolled, body: LoopBody, first: str) -> tuple[float, ...
     sizes = _nodes(unrolled, sorted(given - leaves), leaves)
     after = [*body.next_values(), body.result]
     random = np.random.default_rng(0)
-    most = len(STARTS) if len(begins) <= MOST else 1
+    most = len(STARTS) if len(begins) <= MAX_COMBINED_STATES else 1
     left = list(itertools.product(STARTS[:most], repeat=len(begins)))
     try:
         for _ in range(DRAWS):

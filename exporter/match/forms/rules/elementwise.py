@@ -41,7 +41,7 @@ BINARY = (
 )
 OTHER = ["Clip", "Where", "Not", "And", "Or"]
 
-WHOLE = (2, 3, 4, 5)
+EXPANDED_POWERS = (2, 3, 4, 5)
 """Powers that are multiplied out."""
 
 VERY_NEGATIVE = -1e9
@@ -322,7 +322,7 @@ def _is_of_pairs(form: Form) -> bool:
 
 def power(a: Form, b: Form) -> Form | None:
     """a^b = exp(b log a), where b counts positions; a whole power of a sum of products."""
-    if b.scalar in WHOLE and a.leaf is None and any(t.axes - a.axes for t in a.terms):
+    if b.scalar in EXPANDED_POWERS and a.leaf is None and any(t.axes - a.axes for t in a.terms):
         result: Form | None = a
         for _ in range(int(b.scalar or 0) - 1):
             # (sum_i x_i)^2 = sum_ij x_i x_j: the sums of every factor run over labels of their own.
