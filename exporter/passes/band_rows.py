@@ -25,13 +25,13 @@ from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session
 from linexport.graph.shapes import completed_shapes
 from linexport.match.emit.candidate import inputs_of
-from linexport.match.emit.rewriter import withdraw
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
 from linexport.match.search.band_nodes import BandWriter
 from linexport.match.search.bands import Band, BandReader
 from linexport.match.search.in_pieces import nearly_equal
 from linexport.match.search.masked_softmax import SoftmaxReader
+from linexport.match.search.rewriter import withdraw
 from linexport.passes.past_rows import PastRows, RowsLayout
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.findings import Findings
 from linexport.match.emit.attention import MatchWriter
-from linexport.match.emit.rewriter import Rewriter
 from linexport.match.emit.transition import TransitionWriter
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.evaluate import Evaluator
@@ -25,6 +24,7 @@ from linexport.match.roles.read import read_roles
 from linexport.match.roles.subgraph import Root
 from linexport.match.roles.transition import read_transition
 from linexport.match.search.probe_roles import find_roles
+from linexport.match.search.rewriter import Rewriter
 from linexport.match.search.stateful_region import LOOPS, Region, Regions
 
 

@@ -15,7 +15,6 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import nodes_behind, producer
 from linexport.graph.findings import Findings, UnmatchedCandidate
 from linexport.match.emit.attention import MatchWriter, ScaleWriter
-from linexport.match.emit.rewriter import Rewriter, withdraw
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms import rules
 from linexport.match.forms.evaluate import Evaluator
@@ -29,6 +28,7 @@ from linexport.match.roles.read import read_roles
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import weights_below
 from linexport.match.roles.subgraph import Root
+from linexport.match.search.rewriter import Rewriter, withdraw
 from linexport.match.search.speculate_if import why_kept
 
 log = logging.getLogger(__name__)

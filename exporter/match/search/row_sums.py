@@ -19,7 +19,6 @@ import onnx_graphsurgeon as gs
 from linexport.graph.monomials import parse
 from linexport.match.emit.layout import element_type
 from linexport.match.emit.operands import Factors
-from linexport.match.emit.rewriter import Rewriter, withdraw
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, size_of
 from linexport.match.forms.evaluate import Evaluator
@@ -28,6 +27,7 @@ from linexport.match.proof.prove import ProofFailedError
 from linexport.match.roles.decay import common_exponent
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.subgraph import Root
+from linexport.match.search.rewriter import Rewriter, withdraw
 from linexport.match.search.stateful_region import depends
 
 log = logging.getLogger(__name__)

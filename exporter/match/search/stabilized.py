@@ -22,7 +22,6 @@ from linexport.manifest.matches import ProofRecord
 from linexport.match.emit.attention import MatchWriter
 from linexport.match.emit.candidate import rewrite_candidate
 from linexport.match.emit.operands import Factors
-from linexport.match.emit.rewriter import Rewriter, withdraw
 from linexport.match.emit.stabilized import StabilizedWriter
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.evaluate import Evaluator
@@ -35,6 +34,7 @@ from linexport.match.roles.read import read_roles
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import exponent_of
 from linexport.match.roles.subgraph import Root
+from linexport.match.search.rewriter import Rewriter, withdraw
 
 log = logging.getLogger(__name__)
 
