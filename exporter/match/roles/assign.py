@@ -18,6 +18,7 @@ from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, size_of
 from linexport.match.forms.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 from linexport.match.roles.decay import common_exponent
+from linexport.match.roles.labels import Labelled, Positions, axes_of, ordered
 from linexport.match.roles.recurrence import read_recurrence
 from linexport.match.roles.roles import Roles
 
@@ -67,39 +68,37 @@ def _causal(
 ) -> Roles | None:
     # sum_s [s <= t] looks back from a query t that is a dim to keys s that are summed over;
     # [t <= s], with the two exchanged, looks ahead.
-    order = orders[0]
-    looks = set(order.column) <= bound and set(order.row) <= free
-    reverse = set(order.row) <= bound and set(order.column) <= free
-    if not looks and not reverse:
+    positions = Positions.of(orders[0], free, bound)
+    if positions is None:
         return None
-    query_position, key_position = (order.row, order.column) if looks else (order.column, order.row)
-    roles = _sides(product, leaves, query_position, key_position, bound - set(key_position), free)
+    query, key = positions.query, positions.key
+    roles = _sides(product, leaves, query, key, bound - set(key), free)
     if roles is None:
         return None
     if len(orders) > 1:
         raise NotAttentionError("it has more than one mask by position, such as a window")
-    if order.offset > 0:
+    if positions.offset > 0:
         raise NotAttentionError(
-            f"its triangle is shifted by {order.offset}; only a mask that ends at the diagonal, or "
-            "before it, is causal linear attention"
+            f"its triangle is shifted by {positions.offset}; only a mask that ends at the "
+            "diagonal, or before it, is causal linear attention"
         )
-    if reverse and roles.decay is not None:
+    if positions.reverse and roles.decay is not None:
         raise NotAttentionError("its mask keeps later positions, and its keys fade")
-    return replace(roles, causal=True, lag=-order.offset, reverse=reverse)
+    return replace(roles, causal=True, lag=-positions.offset, reverse=positions.reverse)
 
 
 def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
     # Without a triangle nothing names the positions: labels that are summed over are put together
     # by the factors that have them, and each group is tried as the positions of the keys.
     patterns: dict[frozenset[int], list[Axis]] = {}
-    for axis in _ordered(leaves, bound):
+    for axis in ordered(leaves, bound):
         members = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
         patterns.setdefault(members, []).append(axis)
     for members in sorted(patterns, key=lambda m: _is_fixed(patterns[m])):
         key_position = tuple(patterns[members])
         channels = bound - set(key_position)
         queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in members}
-        own = _ordered([leaves[i] for i in sorted(queries)], free)
+        own = ordered([leaves[i] for i in sorted(queries)], free)
         keys = [f for i, f in enumerate(leaves) if i in members and f.axes & channels]
         elsewhere = set().union(*(f.axes for f in keys))
         query_position = _positions([a for a in own if a not in elsewhere], key_position)
@@ -137,12 +136,6 @@ def _ambiguity_rank(roles: Roles) -> tuple[bool, bool, bool]:
     return fixed, query_position != key_position, not roles.value
 
 
-def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
-    """Labels in the order in which the factors have them."""
-    seen = [a for f in leaves for index in f.dims for a in index if a in of]
-    return list(dict.fromkeys(seen))
-
-
 def _sides(
     product: Term,
     leaves: list[Leaf],
@@ -151,67 +144,42 @@ def _sides(
     channels: Axes,
     free: Axes,
 ) -> Roles | None:
-    """Sort factors into query, key, value and mask."""
-    # A factor with t moves out of the sum over s, one with s stays inside. Of the former those with
-    # channels d are the query, the others weigh the output; of the latter those with channels are
-    # the key, truth values the mask, the others the value. One with both t and s is a full mask.
-    t, s = set(query_position), set(key_position)
-    query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
-    weights, masklike = list[Leaf](), list[Leaf]()
-    for leaf in leaves:
-        if leaf.axes & t and leaf.axes & s:
-            if len(leaves) < 3:
-                return None
-            masklike.append(leaf)
-        elif leaf.axes & t:
-            (query if leaf.axes & channels else weights).append(leaf)
-        elif leaf.axes & s:
-            own = leaf.axes & channels
-            (key if own else mask if leaf.truth else value).append(leaf)
-        else:
-            return None
+    """Sort factors into query, key, value and mask: see ``labels``."""
+    found = Labelled.of(leaves, query_position, key_position, channels)
+    if found.neither or (found.both and len(leaves) < 3):
+        return None
+    query, key, weights = found.t_channels, found.s_channels, found.t
     if not query or not key or not channels:
         return None
-    if masklike:
-        advice = SEGMENTS if _is_comparison(masklike[0].tensor) else MASKS
-        raise NotAttentionError(
-            f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its "
-            f"scores and is not known to be a triangle or a decay: {advice}"
-        )
-    # Truth values that have a width are values, such as spikes: a mask is one for all of it.
-    shared = set(key_position).union(*(f.axes for f in (*query, *key)))
-    value += [f for f in mask if not f.axes <= shared]
-    mask = [f for f in mask if f.axes <= shared]
-    # Heads are shared with queries or keys, so what the value alone has is its width.
-    inside = {*query_position, *key_position, *channels}
-    elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
+    if found.both:
+        raise NotAttentionError(_multiplied(found.both[0].tensor))
+    of_scores = axes_of((*query, *key))
+    masks, value = _masks_and_values(found.s, of_scores.union(key_position))
     decay = common_exponent(product, query_position, key_position)
-    # What decays by itself is a head: each of Mamba's channels, which share queries and keys.
-    fading = set().union(*(f.axes for f in decay.of(Leaf))) if decay else set()
-    widths = tuple(a for a in _ordered(value, free) if a not in elsewhere | fading)
+    # Heads are shared with queries or keys, so what the value alone has is its width. What decays
+    # by itself is a head: each of Mamba's channels, which share queries and keys.
+    heads = of_scores.union(query_position, key_position, channels)
+    heads |= axes_of(decay.of(Leaf)) if decay else frozenset()
+    widths = ordered(value, free - heads)
     # A number for each key, beside a value with a width, belongs to the key: the denominator has
     # it as well.
     if widths:
-        key += [f for f in value if not f.axes & set(widths)]
-        value = [f for f in value if f.axes & set(widths)]
-    # Without a value it is the sum of a triangle, or else any product.
-    weighs_queries = (value or product.of(PositionOrder)) and not any(
-        f.axes & set(widths) for f in weights
-    )
-    if len(mask) > 1 or (weights and not weighs_queries):
+        key += tuple(f for f in value if not f.axes & set(widths))
+        value = tuple(f for f in value if f.axes & set(widths))
+    if len(masks) > 1 or not _weigh_queries(weights, value, widths, product):
         return None
     roles = Roles(
-        tuple(query),
-        tuple(key),
-        tuple(value),
-        tuple(weights),
-        mask[0] if mask else None,
-        decay,
-        query_position,
-        key_position,
-        tuple(_ordered(query, channels)),
-        widths,
-        (),
+        query=query,
+        key=key,
+        value=value,
+        weights=weights,
+        mask=masks[0] if masks else None,
+        decay=decay,
+        query_position=query_position,
+        key_position=key_position,
+        channels=ordered(query, channels),
+        widths=widths,
+        batch=(),
         causal=False,
     )
     if len(roles.channels) != len(channels):
@@ -219,10 +187,40 @@ def _sides(
     return replace(roles, batch=_batch(roles))
 
 
+def _masks_and_values(
+    found: Sequence[Leaf], of_scores: Axes
+) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...]]:
+    """Split what keys have without channels: a mask is a truth value for a whole score."""
+    # Truth values that have a width are values, such as spikes.
+    truths = [f for f in found if f.truth]
+    masks = tuple(f for f in truths if f.axes <= of_scores)
+    rest = (f for f in truths if f not in masks)
+    return masks, (*(f for f in found if not f.truth), *rest)
+
+
+def _multiplied(tensor: gs.Tensor) -> str:
+    """Return why a factor with a number for each query and key is in the way."""
+    return (
+        f"{tensor.name}, with a number for each query and key, multiplies its "
+        "scores and is not known to be a triangle or a decay: "
+        f"{SEGMENTS if _is_comparison(tensor) else MASKS}"
+    )
+
+
+def _weigh_queries(
+    weights: Sequence[Leaf], value: Sequence[Leaf], widths: Index, product: Term
+) -> bool:
+    """Return whether weights are numbers for each query: any product may be, without a value."""
+    if not weights:
+        return True
+    summed = value or product.of(PositionOrder)
+    return bool(summed) and not axes_of(weights) & set(widths)
+
+
 def _batch(roles: Roles) -> Index:
     """Return shared labels that are not heads: of dynamic size, or else the first of several."""
     groups = [g for g in (roles.query, roles.key, roles.value) if g]
-    shared = _ordered(roles.leaves, frozenset(roles.heads(groups[0])))
+    shared = ordered(roles.leaves, frozenset(roles.heads(groups[0])))
     shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
     dynamic = tuple(a for a in shared if a.size.known is None)
     if dynamic or not shared:

@@ -13,7 +13,7 @@ is the real part of the same, with c + id in the place of c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -23,6 +23,7 @@ from linexport.match.forms.axes import Axis, Index
 from linexport.match.forms.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 from linexport.match.forms.unify import match
 from linexport.match.roles.decay import common_exponent, common_multiple
+from linexport.match.roles.labels import Labelled, Positions, axes_of, batch_and_widths, ordered
 from linexport.match.roles.roles import Roles, Turn
 
 IsWeight = Callable[[gs.Tensor], bool]
@@ -36,60 +37,64 @@ def read_fixed_queries(product: Term, form: Form, is_weight: IsWeight) -> Roles 
     Raises:
         NotAttentionError: its decay is not that of a recurrence.
     """
-    orders, leaves = product.of(PositionOrder), product.of(Leaf)
-    exps = [f for f in product.of(Nested) if f.kind == "exp"]
-    turns = _turns(product)
-    known = len(leaves) + len(exps) + len(turns) + 1 == len(product.factors)
-    if len(orders) != 1 or not exps or len(turns) > 1 or not known:
+    positions, turns = _positions(product, form), _turns(product)
+    if positions is None:
         return None
-    (order,) = orders
-    t, s, free = set(order.row), set(order.column), form.axes
-    channels = product.axes - free - s
-    looks_back = t <= free and not s & free and not order.offset
-    mixed = any(f.axes & t and f.axes & s for f in leaves)
-    if not looks_back or not (channels or turns) or mixed:
+    channels = product.axes - form.axes - {*positions.key}
+    found = Labelled.of(product.of(Leaf), positions.query, positions.key, channels)
+    if not (channels or turns) or not _separates(found, is_weight):
         return None
-    value = [f for f in leaves if f.axes & s]
-    weights = [f for f in leaves if f.axes & t]
-    query = [f for f in leaves if f not in value and f not in weights]
-    apart = not any(f.axes & channels for f in (*value, *weights))
-    if not value or not apart or not all(is_weight(f.tensor) for f in query):
-        return None
-    if any(is_weight(f.tensor) for f in value):
-        return None
-    decay = common_exponent(product, order.row, order.column)
+    decay = common_exponent(product, positions.query, positions.key)
     assert decay is not None
-    angle = None
+    rates, angle = decay.of(Leaf), None
     if turns:
-        angle = common_multiple(turns[0].inner.terms, product, order.row, order.column)
+        angle = common_multiple(turns[0].inner.terms, product, positions.query, positions.key)
         if angle is None:
             return None
-    rates = [*decay.of(Leaf), *([] if angle is None else angle.of(Leaf))]
-    own = set().union(*(f.axes for f in (*query, *rates))) - channels
-    inside = tuple(a for a in _ordered(value) if a not in s)
-    batch = tuple(a for a in inside if a.size.known is None)
-    widths = tuple(a for a in inside if a not in own and a not in batch)
+        rates += angle.of(Leaf)
+    own = axes_of((*found.neither, *rates)) - channels
     # A head is what has numbers of its own; it must be one that the value has.
-    if not own <= t | set(inside) or not all(is_weight(f.tensor) for f in rates):
+    of_value = own <= {*positions.query} | (axes_of(found.s) - {*positions.key})
+    if not of_value or not all(is_weight(f.tensor) for f in rates):
         return None
+    batch, widths = batch_and_widths(found.s, positions.key, own)
     roles = Roles(
-        tuple(query),
-        (),
-        tuple(value),
-        tuple(weights),
-        None,
-        decay,
-        order.row,
-        order.column,
-        tuple(a for a in _ordered([*query, *rates]) if a in channels),
-        widths,
-        batch,
+        query=found.neither,
+        key=(),
+        value=found.s,
+        weights=found.t,
+        mask=None,
+        decay=decay,
+        query_position=positions.query,
+        key_position=positions.key,
+        channels=ordered((*found.neither, *rates), channels),
+        widths=widths,
+        batch=batch,
         causal=True,
     )
     if angle is None:
         return roles
-    weighed = {"cos": (), "sin": ()} | {turns[0].kind: (Term(product.coefficient, tuple(query)),)}
+    weighed = {"cos": (), "sin": ()} | {turns[0].kind: (Term(product.coefficient, found.neither),)}
     return replace(roles, query=(), turn=Turn(angle, weighed["cos"], weighed["sin"]))
+
+
+def _positions(product: Term, form: Form) -> Positions | None:
+    """Return the positions of a product with a decay from each token on, and one turn at most."""
+    orders, turns = product.of(PositionOrder), _turns(product)
+    exps = [f for f in product.of(Nested) if f.kind == "exp"]
+    known = (*orders, *product.of(Leaf), *exps, *turns)
+    if len(orders) != 1 or not exps or len(turns) > 1 or len(known) != len(product.factors):
+        return None
+    found = Positions.of(orders[0], form.axes, product.axes - form.axes)
+    return None if found is None or found.reverse or found.offset else found
+
+
+def _separates(found: Labelled, is_weight: IsWeight) -> bool:
+    """Return whether no factor joins positions and channels, and the stored ones are of neither."""
+    if found.both or found.s_channels or found.t_channels or not found.s:
+        return False
+    stored = all(is_weight(f.tensor) for f in found.neither)
+    return stored and not any(is_weight(f.tensor) for f in found.s)
 
 
 def read_turning_queries(form: Form, is_weight: IsWeight) -> Roles | None:
@@ -139,7 +144,3 @@ def _unweighed(product: Term, roles: Roles) -> Term:
     (turn,) = _turns(product)
     rest = [f for f in product.factors if f is not turn and id(f) not in stored]
     return Term(1.0, (*rest, replace(turn, kind="cos")))
-
-
-def _ordered(leaves: Iterable[Leaf]) -> Index:
-    return tuple(dict.fromkeys(a for f in leaves for index in f.dims for a in index))

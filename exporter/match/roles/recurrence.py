@@ -9,9 +9,9 @@ cumulative sum.
 
 from __future__ import annotations
 
-from linexport.match.forms.axes import Axis, Index
 from linexport.match.forms.terms import Form, Leaf, Nested, PositionOrder, Term
 from linexport.match.roles.decay import common_exponent
+from linexport.match.roles.labels import Labelled, Positions, axes_of, batch_and_widths
 from linexport.match.roles.roles import Roles
 
 FLOATING = ("float32", "float16")
@@ -23,59 +23,59 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
     Raises:
         NotAttentionError: its decay is not that of a recurrence.
     """
-    orders, leaves = product.of(PositionOrder), product.of(Leaf)
-    exps = [f for f in product.of(Nested) if f.kind == "exp"]
-    if len(orders) != 1 or len(leaves) + len(exps) + 1 != len(product.factors):
+    positions = _positions(product, form)
+    if positions is None:
         return None
-    (order,) = orders
-    free, bound = form.axes, product.axes - form.axes
-    looks_back = set(order.column) == set(bound) and set(order.row) <= free
-    looks_ahead = set(order.row) == set(bound) and set(order.column) <= free
-    row, column = (order.row, order.column) if looks_back else (order.column, order.row)
-    # Along a fixed number of positions there is nothing to stream.
-    fixed = all(a.size.known is not None for a in column)
-    if not (looks_back or looks_ahead) or fixed or len(row) != len(column):
+    found = Labelled.of(product.of(Leaf), positions.query, positions.key, ())
+    mixed = any(f.axes & {*positions.query} and f.axes & {*positions.key} for f in _exps(product))
+    if mixed or found.both or not found.s or not all(map(_floating, found.s)):
         return None
-    if order.offset > 0:
+    decay = common_exponent(product, positions.query, positions.key)
+    if positions.reverse and decay is not None:
         return None
-    t, s = set(row), set(column)
-    value = [f for f in leaves if f.axes & s]
-    weights = [f for f in leaves if f not in value]
-    sides = not any(f.axes & s for f in weights)
-    mixed = any(f.axes & t and f.axes & s for f in (*value, *exps))
-    if not value or not sides or mixed or not all(map(_floating, value)):
-        return None
-    decay = common_exponent(product, row, column)
-    if looks_ahead and decay is not None:
-        return None
-    own = set() if decay is None else set().union(*(f.axes for f in decay.of(Leaf)))
-    inside = _ordered(value, s)
-    batch = tuple(a for a in inside if a.size.known is None)
-    widths = tuple(a for a in inside if a not in own and a not in batch)
+    own = frozenset() if decay is None else axes_of(decay.of(Leaf))
     # A head is a channel that decays by itself; it must be one that the value has.
-    if not own & free <= t | set(inside):
+    if not own & form.axes <= {*positions.query} | (axes_of(found.s) - {*positions.key}):
         return None
+    batch, widths = batch_and_widths(found.s, positions.key, own)
+    weights = tuple(f for f in product.of(Leaf) if f not in found.s)
     return Roles(
-        (),
-        (),
-        tuple(value),
-        tuple(weights),
-        None,
-        decay,
-        row,
-        column,
-        (),
-        widths,
-        batch,
+        query=(),
+        key=(),
+        value=found.s,
+        weights=weights,
+        mask=None,
+        decay=decay,
+        query_position=positions.query,
+        key_position=positions.key,
+        channels=(),
+        widths=widths,
+        batch=batch,
         causal=True,
-        lag=-order.offset,
-        reverse=looks_ahead,
+        lag=-positions.offset,
+        reverse=positions.reverse,
     )
+
+
+def _positions(product: Term, form: Form) -> Positions | None:
+    """Return the positions of a product that sums over those of the key alone."""
+    orders, known = product.of(PositionOrder), (*product.of(Leaf), *_exps(product))
+    if len(orders) != 1 or len(known) + 1 != len(product.factors):
+        return None
+    bound = product.axes - form.axes
+    found = Positions.of(orders[0], form.axes, bound)
+    if found is None or {*found.key} != bound:
+        return None
+    # Along a fixed number of positions there is nothing to stream.
+    fixed = all(a.size.known is not None for a in found.key)
+    if fixed or len(found.query) != len(found.key) or found.offset > 0:
+        return None
+    return found
+
+
+def _exps(product: Term) -> list[Nested]:
+    return [f for f in product.of(Nested) if f.kind == "exp"]
 
 
 def _floating(leaf: Leaf) -> bool:
     return str(leaf.tensor.dtype) in FLOATING and leaf.truth is None
-
-
-def _ordered(leaves: list[Leaf], but: set[Axis]) -> Index:
-    return tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in but))

@@ -77,10 +77,13 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))
 
 
-def _parts(form: Form, state: str) -> _Parts | None:
-    """Return the parts of the next state; None where it is another sum."""
-    if any(len(index) > 1 for index in form.dims):
-        return None
+def _by_reading(form: Form, state: str) -> tuple[Term, tuple[Term, Leaf], Term] | None:
+    """Split the terms of the next state; None where it has others than these three.
+
+    Returns:
+        What the state is multiplied with; what it is corrected by, and the leaf that reads it
+        there; what is of the tokens alone.
+    """
     kept, corrected, written = list[Term](), list[tuple[Term, Leaf]](), list[Term]()
     for term in form.terms:
         own = [f for f in term.of(Leaf) if f.tensor.name == state]
@@ -95,7 +98,15 @@ def _parts(form: Form, state: str) -> _Parts | None:
             corrected.append((rest, own[0]))
     if len(kept) != 1 or len(corrected) != 1 or len(written) != 1:
         return None
-    (correction, own_leaf), (addend,) = corrected[0], written
+    return kept[0], corrected[0], written[0]
+
+
+def _parts(form: Form, state: str) -> _Parts | None:
+    """Return the parts of the next state; None where it is another sum."""
+    terms = _by_reading(form, state)
+    if terms is None or any(len(index) > 1 for index in form.dims):
+        return None
+    kept, (correction, own_leaf), addend = terms
     apart = [(x, y) for x, y in zip(own_leaf.dims, form.dims, strict=True) if x != y]
     if len(apart) != 1 or not all(apart[0]) or correction.axes - form.axes - {*apart[0][0]}:
         return None
@@ -109,7 +120,7 @@ def _parts(form: Form, state: str) -> _Parts | None:
     return _Parts(
         tuple(a for index in form.dims for a in index),
         channel,
-        kept[0],
+        kept,
         correction.coefficient,
         tuple(f.rename({bound: (channel,)}) for f in reads),
         writes,
