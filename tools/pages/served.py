@@ -119,13 +119,16 @@ def replicas(result: Any) -> str:
 
 def requests(result: Any) -> str:
     """Thousands of requests to one server, and what came of them."""
-    soak = result["soak"]
+    soak, plain = result["soak"], result["plain"]
     counts = ", ".join(f"{n:,} {kind}" for kind, n in sorted(soak["answered"].items()))
     memory = ", ".join(f"{mebibytes:,.0f}" for mebibytes in soak["server_mib"])
     return (
         f"{soak['requests']:,} requests in {soak['seconds']:,.0f} s ({counts}): "
         f"{len(soak['wrong_or_lost'])} wrong or lost, {soak['slots_left_taken']} slots left taken. "
-        f"Memory of the server after each eighth, MiB: {memory}. {_loaded(result)}"
+        f"Memory of the server after each eighth, MiB: {memory}. Between two tokens of a stream "
+        f"{soak['p99_gap_ms']:.0f} ms passed at the 99th percentile, and {plain['p99_gap_ms']:.0f} "
+        f"where no such request came; /health/live took {soak['p99_live_ms']:.0f} and "
+        f"{plain['p99_live_ms']:.0f} ms, {soak['longest_live_ms']:.0f} at most. {_loaded(result)}"
     )
 
 
