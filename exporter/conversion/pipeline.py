@@ -7,9 +7,9 @@ Everything is written to a temporary folder that takes the place of the output a
 
 from __future__ import annotations
 
-import inspect
 import re
-from dataclasses import fields, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,16 @@ from linexport.conversion.run import run
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.manifest import ConvertOptions, Manifest
-from linexport.manifest.options import FLOAT32, command, described
+from linexport.manifest.options import (
+    FLOAT32,
+    Pooling,
+    Precision,
+    Proof,
+    TargetName,
+    Weights,
+    command,
+    defaults,
+)
 from linexport.quantization.half import HALF
 from linexport.quantization.token_windows import read_text
 from linexport.sources import LoadedModel, is_factory, load_model, objects
@@ -45,8 +54,39 @@ def convert(
     args: tuple[Any, ...] | None = None,
     kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    target: TargetName = "ort",
+    precision: Precision = "fp32",
+    weights: Weights = FLOAT32,
+    data: str | Path | None = None,
+    max_kld: float | None = None,
+    evaluate: str | None = None,
+    lower_is_better: bool = False,
+    max_drop: float | None = None,
+    proof: Proof | None = None,
+    inline: bool = False,
+    sms: Iterable[int] = (),
+    plugins: bool = True,
+    quick: bool = False,
+    timing_cache: str | Path | None = None,
+    packed_batches: bool = False,
+    pooling: Pooling | None = None,
+    vision: bool = True,
+    mtp: bool = True,
+    dims: Iterable[str] = (),
+    tune: bool = False,
+    bench: bool = True,
+    lengths: Iterable[int] | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    dump_passes: str | Path | None = None,
+    stop_after: str | None = None,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    isolated: bool = False,
+    max_memory: int | None = None,
+    max_seconds: int | None = None,
+    max_file: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
 ) -> OpenableManifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
@@ -61,7 +101,58 @@ def convert(
         kwargs: example inputs by name.
         dynamic_shapes: sizes of the inputs that vary, in ``torch.export.export``'s notation; by
             default the batch and the tokens, and {} for none.
-        **options: fields of ``ConvertOptions``.
+        target: Where it will run.
+        precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
+        weights: For ort and onnx: float32; fp16 or bf16, stored so and computed with in float32;
+            int8 or int4; or auto, 4 or 8 bits for each weight, 8 where they buy most, until
+            --max-kld holds.
+        data: With --weights: text to choose values by and to compare on, a UTF-8 file or a folder
+            of .txt files. Without it, the source of Python's standard library.
+        max_kld: With --weights: largest mean KL divergence from the float32 model, in nats; more is
+            exit code 3.
+        evaluate: For weights in fewer bits: package.module:evaluate, a score of an opened artifact,
+            measured on the float32 one and on the new one.
+        lower_is_better: That score is a loss.
+        max_drop: With --evaluate: by how much the score may get worse; more is exit code 3.
+        proof: With --weights int4 or int8, of a Hugging Face folder: whole compares the float32
+            model with the original as a whole; layers, each of its layers in turn, on what the
+            original's layers before it compute, which takes less memory. By default layers where
+            memory is short, else whole.
+        inline: Without functions: each body in the place of its node, and a shape for every value,
+            for runtimes that need that.
+        sms: For engines, and kernels of ort-cuda: compute capabilities of the GPUs, such as 89,120,
+            or GPUs by name, such as l4,orin.
+        plugins: For engines: run linear attention by linexport's kernels.
+        quick: For tensorrt: where one kernel suffices, put it into the engine, which then runs
+            without a plugin library.
+        timing_cache: For tensorrt: file of kernels' times that builds share; made if new.
+        packed_batches: For ort-cuda: calls take sequences of different lengths side by side,
+            without padding.
+        pooling: For a base model in a Hugging Face folder: one vector for each sequence, pooled, in
+            place of its hidden states: mean, over tokens that are not padding; last, of the last of
+            these; cls, of the first.
+        vision: Of a checkpoint with a vision tower: export the tower beside the language model,
+            which then takes images. Engines and --proof layers take text alone in any case.
+        mtp: Of a checkpoint with a head for multi-token prediction: export the head beside the
+            model, for generate --draft mtp. Engines and --proof layers take none in any case.
+        dims: Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.
+        tune: Choose lowerings by measuring them on this machine.
+        bench: Measure latency and memory.
+        lengths: Sequence lengths to measure at, such as 128,1024,4096.
+        threads: Threads of everything measured; 0 for each one's own choice.
+        seed: Seed of all random inputs; recorded.
+        dump_passes: New folder for the graph before and after each pass that changes it, with a
+            readable difference.
+        stop_after: Name of the last pass to run; its graph is in the folder of --dump-passes, and
+            no artifact is made.
+        overwrite: Replace an earlier artifact once this one is complete.
+        trust_remote_code: Run the Python code that a Hugging Face model folder brings along:
+            whatever its author wrote there can do what you can.
+        isolated: Convert in a process of its own, without network, that reads and writes nothing
+            else; a crash is an error. For models of strangers.
+        max_memory: For --isolated: GiB of memory it may take.
+        max_seconds: For --isolated: seconds it may take.
+        max_file: For --isolated: GiB of each file it may write.
         progress: shown the stages.
 
     Returns:
@@ -74,7 +165,8 @@ def convert(
         StoppedAfterPass: it was asked for by ``stop_after``.
         LinexportError: see its subclasses; nothing is left behind.
     """
-    config = ConvertOptions(**options)
+    given = locals()
+    config = ConvertOptions(**{name: given[name] for name in defaults()})
     source = objects.with_examples(source, args, kwargs, dynamic_shapes)
     if not isinstance(source, str | Path):
         source = load_model(source, seed=config.seed, pooling=config.pooling)
@@ -184,25 +276,6 @@ def _quantised(
 def _in_half(source: str | Path | LoadedModel, config: ConvertOptions) -> LoadedModel | None:
     """The original where its own half precision is what weights are judged by."""
     return load_original(source, config) if config.weights in HALF else None
-
-
-def _signature() -> inspect.Signature:
-    """The signature of ``convert`` with the fields of ``ConvertOptions`` in place of options."""
-    own = inspect.signature(convert)
-    kept = [p for p in own.parameters.values() if p.name != "options"]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(f.name, kind, default=f.default, annotation=f.type)
-        for f in fields(ConvertOptions)
-    ]
-    *positional, progress = kept
-    return own.replace(parameters=[*positional, *added, progress])
-
-
-convert.__signature__ = _signature()  # type: ignore[attr-defined]
-convert.__doc__ = (convert.__doc__ or "").replace(
-    "**options: fields of ``ConvertOptions``.", described(8)
-)
 
 
 def _configured(source: str, output: Path, config: ConvertOptions) -> targets.Target:

@@ -1,6 +1,6 @@
 """Options of a conversion, declared once.
 
-    ConvertOptions -> the signature of linexport.convert, the command line of ``linexport convert``,
+    ConvertOptions -> the keywords of linexport.convert, the command line of ``linexport convert``,
                       the command that repeats a conversion elsewhere, and the manifest's record
 
 Each field carries its default, its help text and the way the command line spells it.
@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 OPTION_KEY = "option"
 """Key of a field's metadata under which its ``CommandLineOption`` is kept."""
 
 Form = Literal["single", "commas", "repeated"]
 
-FLOAT32 = "float32"
+TargetName = Literal["onnx", "onnx27", "ort", "ort-cuda", "tensorrt", "tensorrt-rtx"]
+"""Targets of linexport; other packages may add some, which a type checker does not know."""
+
+Precision = Literal["fp32", "fp16", "bf16"]
+Weights = Literal["float32", "fp16", "bf16", "int8", "int4", "auto"]
+Pooling = Literal["mean", "last", "cls"]
+Proof = Literal["whole", "layers"]
+
+FLOAT32: Final = "float32"
 """Weights as they are proven equal to the original's."""
 
 
@@ -219,12 +227,6 @@ def defaults() -> dict[str, Any]:
 def declared() -> dict[str, CommandLineOption]:
     """The command line's side of every field, by the field's name."""
     return {one.name: one.metadata[OPTION_KEY] for one in fields(ConvertOptions)}
-
-
-def described(indent: int) -> str:
-    """A line of text for every option, the first one not indented."""
-    lines = [f"{name}: {option.help}" for name, option in declared().items()]
-    return f"\n{' ' * indent}".join(lines)
 
 
 def command(source: str, output: str, options: ConvertOptions) -> str:
