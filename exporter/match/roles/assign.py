@@ -220,8 +220,7 @@ def _weigh_queries(
 def _batch(roles: Roles) -> Index:
     """Return shared labels that are not heads: of dynamic size, or else the first of several."""
     groups = [g for g in (roles.query, roles.key, roles.value) if g]
-    shared = ordered(roles.leaves, frozenset(roles.heads(groups[0])))
-    shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
+    shared = ordered(roles.leaves, set.intersection(*map(roles.heads, groups)))
     dynamic = tuple(a for a in shared if a.size.known is None)
     if dynamic or not shared:
         return dynamic
