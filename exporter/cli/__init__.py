@@ -14,10 +14,18 @@ from typing import Annotated
 import typer
 
 from linexport.cli.verbosity import VerboseGroup, set_verbosity
+from linexport.manifest.options import Panel
+
+EXAMPLES = (
+    "linexport inspect model.pt",
+    "linexport convert model.pt --output model.artifact",
+    "linexport generate model.artifact --prompt 'Once upon a time'",
+)
 
 app = typer.Typer(
     name="linexport",
     cls=VerboseGroup,
+    epilog="\n".join(EXAMPLES),
     help="Convert PyTorch models with linear attention to checked, fast ONNX artifacts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,6 +45,7 @@ def root(
             count=True,
             show_default=False,
             callback=set_verbosity,
+            rich_help_panel=Panel.DEBUGGING,
             help="Show decisions; -vv also why others were not made.",
         ),
     ] = 0,

@@ -9,6 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded_in_time, print_json
 from linexport.cli.exit_status import finish
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     ArtifactPath,
     Json,
@@ -22,18 +23,23 @@ from linexport.cli.options import (
     Threads,
     TimeLimit,
     TrustRemoteCode,
+    completion,
     parse_lengths,
     trust_of,
 )
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
+from linexport.manifest.options import Panel
 from linexport.system.time_limit import DEFAULT
 from linexport.targets.runtime.providers import CPU
 
 if TYPE_CHECKING:
     from linexport.manifest import Manifest
     from linexport.timing.throughput import Workload
+
+FORMS = ("md", "json", "csv")
+"""What --output prints."""
 
 
 def bench(
@@ -42,26 +48,57 @@ def bench(
     lengths: Lengths = None,
     prefill: Annotated[
         str | None,
-        typer.Option("-p", "--prefill", help="pp: tokens of a prompt in one call, such as 512."),
+        typer.Option(
+            "-p",
+            "--prefill",
+            help="pp: tokens of a prompt in one call, such as 512.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option("-n", "--decode", help="tg: tokens written one by one, such as 128."),
+        typer.Option(
+            "-n",
+            "--decode",
+            help="tg: tokens written one by one, such as 128.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     depth: Annotated[
         str | None,
-        typer.Option("-d", "--depth", help="Tokens before either, such as 0,8192."),
+        typer.Option(
+            "-d",
+            "--depth",
+            help="Tokens before either, such as 0,8192.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("-r", "--repeats", min=1, help="Of every pp and tg measurement.")
+        int,
+        typer.Option(
+            "-r",
+            "--repeats",
+            min=1,
+            help="Of every pp and tg measurement.",
+            rich_help_panel=Panel.CHECKS,
+        ),
     ] = 5,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", help="Print pp and tg as md, json or csv."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Print pp and tg as md, json or csv.",
+            autocompletion=completion(lambda: FORMS),
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw tokens a second over depth to a file, such as .png or .svg."),
+        typer.Option(
+            help="Draw tokens a second over depth to a file, such as .png or .svg.",
+            rich_help_panel=Panel.OUTPUT,
+        ),
     ] = None,
     provider: ProviderOption = CPU,
     strict: Strict = False,
@@ -115,7 +152,7 @@ def _workload(
     """Return what is to be measured; None for whole sequences."""
     if not any((prefill, decode, depth, output, plot)):
         return None
-    if output not in (None, "md", "json", "csv"):
+    if output not in (None, *FORMS):
         raise UsageError(f"--output {output}: expected md, json or csv.")
     from linexport.timing.throughput import Workload
 
@@ -159,4 +196,10 @@ def _plot(manifest: Manifest, place: Path) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(bench)
+    add_command(
+        app,
+        bench,
+        "linexport bench model.artifact",
+        "linexport bench model.artifact --lengths 128,1024 --threads 4",
+        "linexport bench model.artifact -p 512 -n 128 -d 0,8192 --output md",
+    )

@@ -9,8 +9,10 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
+from linexport.cli.help import add_command
 from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
 from linexport.cli.progress import Spinner
+from linexport.manifest.options import Panel
 
 
 def build(
@@ -19,14 +21,20 @@ def build(
     timing_cache: Annotated[
         Path | None,
         typer.Option(
-            help="File of kernels' times that builds share; one in the folder by default."
+            help="File of kernels' times that builds share; one in the folder by default.",
+            rich_help_panel=Panel.TARGET,
         ),
     ] = None,
     include: Annotated[
         Path | None,
-        typer.Option(help="Folder of TensorRT's NvInferRuntime.h, for the plugin library."),
+        typer.Option(
+            help="Folder of TensorRT's NvInferRuntime.h, for the plugin library.",
+            rich_help_panel=Panel.TARGET,
+        ),
     ] = None,
-    cuda_include: Annotated[Path | None, typer.Option(help="Folder of CUDA's cuda.h.")] = None,
+    cuda_include: Annotated[
+        Path | None, typer.Option(help="Folder of CUDA's cuda.h.", rich_help_panel=Panel.TARGET)
+    ] = None,
     seed: Seed = 0,
     threads: Threads = 0,
     trust_remote_code: TrustRemoteCode = False,
@@ -56,4 +64,10 @@ def build(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(build)
+    add_command(
+        app,
+        build,
+        "linexport build model.artifact",
+        "linexport build model.artifact --source package.module:make_model",
+        "linexport build model.artifact --timing-cache kernels.cache",
+    )

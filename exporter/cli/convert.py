@@ -10,8 +10,10 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
+from linexport.cli.help import add_command
 from linexport.cli.options import Json, convert_options, convert_parameters
 from linexport.cli.progress import Spinner
+from linexport.manifest.options import Panel
 
 Source = Annotated[
     str,
@@ -28,6 +30,7 @@ Output = Annotated[
         "-o",
         "--output",
         help="Folder to write the artifact to; by default NAME.artifact in the current one.",
+        rich_help_panel=Panel.COMMON,
     ),
 ]
 
@@ -57,4 +60,10 @@ convert.__signature__ = _signature()  # type: ignore[attr-defined]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(convert)
+    add_command(
+        app,
+        convert,
+        "linexport convert model.pt",
+        "linexport convert package.module:make_model -o out --target tensorrt --sm 89",
+        "linexport convert hugging_face_folder --weights int4 --max-kld 0.05",
+    )

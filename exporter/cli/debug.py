@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     ArtifactPath,
     Json,
@@ -21,6 +22,7 @@ from linexport.cli.options import (
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError
+from linexport.manifest.options import Panel
 
 
 def debug(
@@ -33,6 +35,7 @@ def debug(
             "--output",
             help="A new folder for what repeats the first wrong value: its node, its inputs, and "
             "a script that needs NumPy and ONNX Runtime only.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
     overlay: Annotated[
@@ -40,15 +43,23 @@ def debug(
         typer.Option(
             help="A new folder for the time and the error of every node: node data that Model "
             "Explorer shows over the graph.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens; without it, those of the smallest case that failed."),
+        typer.Option(
+            min=1,
+            help="Tokens; without it, those of the smallest case that failed.",
+            rich_help_panel=Panel.CHECKS,
+        ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the inputs; without it, that of the case that failed."),
+        typer.Option(
+            help="Of the inputs; without it, that of the case that failed.",
+            rich_help_panel=Panel.CHECKS,
+        ),
     ] = None,
     threads: Threads = 0,
     trust_remote_code: TrustRemoteCode = False,
@@ -88,4 +99,10 @@ def debug(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(debug)
+    add_command(
+        app,
+        debug,
+        "linexport debug model.artifact",
+        "linexport debug model.artifact --output repeat",
+        "linexport debug model.artifact --source package.module:make_model --length 64",
+    )

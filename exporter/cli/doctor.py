@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import Json
 from linexport.errors import EnvironmentProblemError
 
@@ -62,4 +63,10 @@ def _mark(good: bool) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(doctor)
+    add_command(
+        app,
+        doctor,
+        "linexport doctor",
+        "linexport doctor --json",
+        "linexport -v doctor",
+    )

@@ -121,7 +121,7 @@ def _say(message: str, code: int, json_output: bool) -> None:
     if json_output:
         print_error(message, code)
     else:
-        typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+        echo("Error: ", fg="red", bold=True, err=True, nl=False)
         echo(message, err=True)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import ArtifactPath, Json
 from linexport.cli.output import echo
 
@@ -32,4 +33,10 @@ def genai(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(genai)
+    add_command(
+        app,
+        genai,
+        "linexport genai model.artifact --output genai",
+        "linexport genai model.artifact -o genai --json",
+        "linexport package model.artifact --for genai -o genai",
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linexport.cli.errors import guarded_in_time, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     DEFAULT_TOKENS,
     ArtifactPath,
@@ -21,10 +22,12 @@ from linexport.cli.options import (
     Strict,
     Threads,
     TimeLimit,
+    completion,
     trust_of,
 )
 from linexport.cli.output import echo
 from linexport.errors import UsageError
+from linexport.manifest.options import Panel
 from linexport.system import unread
 from linexport.system.terminal import visible_text
 from linexport.system.time_limit import DEFAULT
@@ -39,27 +42,30 @@ def generate(
     artifact: ArtifactPath,
     prompt: Annotated[
         list[str],
-        typer.Option(help="Text to continue. Several are continued together, in one batch."),
+        typer.Option(
+            help="Text to continue. Several are continued together, in one batch.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ],
     image: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE",
-            help="Image in the prompt of a model with a vision tower; may be given several times. "
-            "With --chat they come before the text; otherwise the prompt has an image token for "
-            "each.",
+            help="File of an image, for a model with a vision tower; may be repeated. With --chat "
+            "images come before the text; otherwise the prompt has an image token for each.",
+            rich_help_panel=Panel.INPUT,
         ),
     ] = None,
     chat: Annotated[
         bool,
         typer.Option(
             "--chat",
-            help="The prompt is a message of a user, and what is written the answer: by the chat "
-            "template of the model.",
+            help="Answer the prompt as a user's message, by the model's chat template.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = False,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="With --chat: the system's message.")
+        str | None,
+        typer.Option(help="With --chat: the system's message.", rich_help_panel=Panel.COMMON),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -67,19 +73,26 @@ def generate(
             min=1,
             help="Most tokens to write. Default: as generation_config.json says, or "
             f"{DEFAULT_TOKENS}.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="0 takes the argmax; more is more random. This and the options below are as the "
-            "model's generation_config.json says; if it says nothing, the argmax is taken, or, "
-            "with --top-k, --top-p or --min-p, samples at temperature 1.",
+            help="0 takes the argmax; more is more random. Without it and the options below, as "
+            "the model's generation_config.json says, else the argmax; with --top-k, --top-p or "
+            "--min-p alone, 1.",
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=0, help="Sample from that many largest logits; 0 from all.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Sample from that many largest logits; 0 from all.",
+            rich_help_panel=Panel.DECODING,
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
@@ -87,6 +100,7 @@ def generate(
             min=0.0,
             max=1.0,
             help="Sample from the fewest likeliest tokens that have this probability together.",
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     min_p: Annotated[
@@ -95,42 +109,50 @@ def generate(
             min=0.0,
             max=1.0,
             help="Sample from tokens that have this share of the largest probability, or more.",
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
         typer.Option(
-            help="Divide the logits of tokens that prompt and text have already by this, and "
-            "multiply them where they are negative; 1 leaves them.",
+            help="Divide the logits of tokens already in the text by this, or multiply negative "
+            "ones; 1 leaves them.",
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TEXT",
             help="Text before which to end; may be given several times. Default: as "
             "generation_config.json says.",
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the samples; text i of a batch has the seed plus i.")
+        int,
+        typer.Option(
+            min=0,
+            help="Seed of the samples; text i of a batch has the seed plus i.",
+            rich_help_panel=Panel.DECODING,
+        ),
     ] = 0,
     draft: Annotated[
         str | None,
         typer.Option(
-            metavar="ngram|mtp|ARTIFACT",
-            help="Propose tokens that are then checked several in a call: what followed the last "
-            "ones where they were in the text before, what the model's own head for multi-token "
-            "prediction gives, or what a smaller model with the same tokens continues with. The "
-            "text is the same.",
+            help="Propose tokens, and check several in a call; the text is the same. ngram: what "
+            "followed the last tokens earlier in the text; mtp: the model's head for multi-token "
+            "prediction; else the artifact of a smaller model with the same tokens.",
+            autocompletion=completion(lambda: ("ngram", "mtp")),
+            rich_help_panel=Panel.DECODING,
         ),
     ] = None,
     raw: Annotated[
         bool,
         typer.Option(
             "--raw",
-            help="Write the bytes of the text, control characters among them, which a terminal "
-            "obeys; otherwise these are escapes, such as \\x1b.",
+            help="Write control characters of the text as they are. A terminal obeys them; "
+            "otherwise they are escapes, such as \\x1b.",
+            rich_help_panel=Panel.OUTPUT,
         ),
     ] = False,
     time_limit: TimeLimit = DEFAULT,
@@ -252,4 +274,10 @@ def _discard(text: str) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(generate)
+    add_command(
+        app,
+        generate,
+        "linexport generate model.artifact --prompt 'Once upon a time'",
+        "linexport generate model.artifact --chat --prompt 'Why is the sky blue?'",
+        "linexport generate model.artifact --prompt Hello --temperature 0.7 --top-p 0.9",
+    )

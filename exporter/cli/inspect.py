@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import Json, KeyOption, NewerThan, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
@@ -202,4 +203,10 @@ def _table(ops: Iterable[OpRecord], lowerings: Mapping[str, str | None] | None) 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(inspect)
+    add_command(
+        app,
+        inspect,
+        "linexport inspect model.pt",
+        "linexport inspect model.artifact --json",
+        "linexport inspect package.module:make_model --html matches.html",
+    )

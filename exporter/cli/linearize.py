@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     Json,
     Lengths,
@@ -16,11 +17,13 @@ from linexport.cli.options import (
     MaxDrop,
     Seed,
     Threads,
+    completion,
     parse_lengths,
 )
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
+from linexport.manifest.options import Panel
 
 if TYPE_CHECKING:
     from linexport.manifest.linearization_records import LinearizationReport
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 PerLayer = (
     "NAME for every layer, or LAYER=NAME for those a pattern fits, such as blocks.0.*=taylor2"
 )
+
+FORMS = ("low-rank", "chebyshev", "least-squares", "bernstein", "taylor", "keep")
+"""Linear forms of a feed-forward layer."""
 
 
 def linearize(
@@ -45,13 +51,15 @@ def linearize(
             "--output",
             help="File to write: .pt for linexport's stacks of layers, .pt2, an exported program, "
             "for other models.",
+            rich_help_panel=Panel.COMMON,
         ),
     ],
     data: Annotated[
         str,
         typer.Option(
             help="Calibration data, one row a sample: .npz with the model's arguments in order, or "
-            "package.module:callable returning them."
+            "package.module:callable returning them.",
+            rich_help_panel=Panel.COMMON,
         ),
     ],
     map: Annotated[
@@ -59,46 +67,61 @@ def linearize(
         typer.Option(
             help=f"Feature map: {PerLayer}. auto chooses by --budget, keep leaves softmax. "
             "favor+ unless given; may be repeated.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(help="Number of features M: M for every layer, or LAYER=M; may be repeated."),
+        typer.Option(
+            help="Number of features M: M for every layer, or LAYER=M; may be repeated.",
+            rich_help_panel=Panel.MAPS,
+        ),
     ] = None,
     map_option: Annotated[
         list[str] | None,
-        typer.Option(help="Another option of the maps, NAME=VALUE; may be repeated."),
+        typer.Option(
+            help="Another option of the maps, NAME=VALUE; may be repeated.",
+            rich_help_panel=Panel.MAPS,
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="For --map auto: largest relative error of the attention in a layer."),
+        typer.Option(
+            help="For --map auto: largest relative error of the attention in a layer.",
+            rich_help_panel=Panel.MAPS,
+        ),
     ] = None,
     locality: Annotated[
         float | None,
-        typer.Option(help="Attend only to keys within this L1 distance; for heads of width <= 4."),
+        typer.Option(
+            help="Attend only to keys within this L1 distance; for heads of width <= 4.",
+            rich_help_panel=Panel.MAPS,
+        ),
     ] = None,
     memory_keys: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Pseudo-keys in place of keys that never change; one for each 16 if not."
+            min=1,
+            help="Pseudo-keys in place of keys that never change; one for each 16 if not.",
+            rich_help_panel=Panel.MAPS,
         ),
     ] = None,
     feed_forward: Annotated[
         list[str] | None,
         typer.Option(
-            help="Linearise feed-forward layers, too: low-rank, chebyshev, least-squares, "
-            "bernstein, taylor or keep, or LAYER=FORM; may be repeated. low-rank costs less than "
-            "the layer where it is wide inside and narrow at both ends, chebyshev where it is wide "
-            "inside and has one to four inputs. The others cost 10 to 150 times as much on layers "
-            "of 16 to 64 inputs. The cost is printed before anything is built, and the time is "
-            "measured before and after.",
+            help=f"Linearise feed-forward layers, too: {', '.join(FORMS)}, or LAYER=FORM; may be "
+            "repeated. low-rank suits layers that are narrow at both ends, chebyshev those of one "
+            "to four inputs; the others cost more than the layer. The cost is printed first.",
+            autocompletion=completion(lambda: FORMS),
+            rich_help_panel=Panel.FEED_FORWARD,
         ),
     ] = None,
     target_error: Annotated[
         float | None,
         typer.Option(
-            help="Squared error of such a layer to expect for one token; chebyshev, bernstein and "
-            "taylor need it."
+            help="Expected squared error of such a layer for one token; chebyshev, bernstein and "
+            "taylor need it.",
+            rich_help_panel=Panel.FEED_FORWARD,
         ),
     ] = None,
     max_cost: Annotated[
@@ -106,22 +129,31 @@ def linearize(
         typer.Option(
             min=1,
             help="Multiply-adds for one token such a layer may have; ten million unless given.",
+            rich_help_panel=Panel.FEED_FORWARD,
         ),
     ] = None,
     distil: Annotated[
-        int, typer.Option(min=0, help="Steps of learning the original's layer outputs, at most.")
+        int,
+        typer.Option(
+            min=0,
+            help="Steps of learning the original's layer outputs, at most.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = 0,
     evaluate: Annotated[
         str | None,
         typer.Option(
             help="package.module:evaluate, a score of a module, measured on the original and on "
-            "its linear form. Unless given: bits per token of a causal language model; of a "
-            "classifier of linexport or transformers, agreement with the original's classes."
+            "its linear form. By default bits per token of a language model, and agreement with "
+            "the original's classes of a classifier.",
+            rich_help_panel=Panel.CHECKS,
         ),
     ] = None,
     lower_is_better: LowerIsBetter = False,
     max_drop: MaxDrop = None,
-    bench: Annotated[bool, typer.Option(help="Measure latency and memory.")] = True,
+    bench: Annotated[
+        bool, typer.Option(help="Measure latency and memory.", rich_help_panel=Panel.CHECKS)
+    ] = True,
     lengths: Lengths = None,
     threads: Threads = 0,
     seed: Seed = 0,
@@ -131,11 +163,18 @@ def linearize(
             "--force",
             help="Also replace attention by a form that is no better than the mean of its values, "
             "and take feed-forward layers that do not pay.",
+            rich_help_panel=Panel.CHECKS,
         ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report with drawings.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report with drawings.", rich_help_panel=Panel.OUTPUT),
+    ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace a file that is there.", rich_help_panel=Panel.COMMON
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -234,4 +273,10 @@ def _count(text: str) -> int:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(linearize)
+    add_command(
+        app,
+        linearize,
+        "linexport linearize model.pt -o linear.pt --data samples.npz",
+        "linexport linearize model.pt -o linear.pt --data samples.npz --map taylor2",
+        "linexport linearize model.pt2 -o linear.pt2 --data data:make --distil 500",
+    )

@@ -9,33 +9,53 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import PanelGroup, add_command
 from linexport.cli.options import Json, Seed, Threads
 from linexport.cli.progress import Spinner
+from linexport.manifest.options import Panel
 
 if TYPE_CHECKING:
     from linexport.manifest.map_records import MapComparison
 
-maps = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+maps = typer.Typer(
+    cls=PanelGroup,
+    epilog="linexport maps\nlinexport maps --d 128\nlinexport maps compare --features 64,256",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
 
 Data = Annotated[
     str | None,
     typer.Option(
         help="A model with linear or softmax attention whose own queries and keys to use, as "
-        "for convert."
+        "for convert.",
+        rich_help_panel=Panel.INPUT,
     ),
 ]
 Inputs = Annotated[
     Path | None,
-    typer.Option(help="Its arguments, in order, as .npz; random ones unless given."),
+    typer.Option(
+        help="Its arguments, in order, as .npz; random ones unless given.",
+        rich_help_panel=Panel.INPUT,
+    ),
 ]
 Only = Annotated[
-    str | None, typer.Option("--maps", help="Names, such as favor+,taylor2; all unless given.")
+    str | None,
+    typer.Option(
+        "--maps",
+        help="Names, such as favor+,taylor2; all unless given.",
+        rich_help_panel=Panel.MAPS,
+    ),
 ]
 RandomWidth = Annotated[
     int | None,
-    typer.Option("--d", help="Head width of random queries and keys: 64 unless given."),
+    typer.Option(
+        "--d",
+        help="Head width of random queries and keys: 64 unless given.",
+        rich_help_panel=Panel.INPUT,
+    ),
 ]
-Length = Annotated[int, typer.Option(help="Tokens.")]
+Length = Annotated[int, typer.Option(help="Tokens.", rich_help_panel=Panel.INPUT)]
 Width = Annotated[int, typer.Option("--d", min=1, help="Head width M is counted for.")]
 
 
@@ -57,12 +77,14 @@ def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
             print_catalogue(found, d, plain_console(highlight=False))
 
 
-@maps.command()
 def compare(
     d: RandomWidth = None,
     length: Length = 1024,
     features: Annotated[
-        str, typer.Option(help="Numbers of features for the maps that have a choice.")
+        str,
+        typer.Option(
+            help="Numbers of features for the maps that have a choice.", rich_help_panel=Panel.MAPS
+        ),
     ] = "64,128,256",
     data: Data = None,
     inputs: Inputs = None,
@@ -74,6 +96,7 @@ def compare(
             "--output",
             help="Write the charts and the numbers: a .html page, a .png picture, or a folder for "
             "both and a .json file.",
+            rich_help_panel=Panel.OUTPUT,
         ),
     ] = None,
     threads: Threads = 0,
@@ -104,29 +127,39 @@ def compare(
             _print(result, written)
 
 
-@maps.command()
 def choose(
     error: Annotated[
         float,
         typer.Option(
-            help="Largest kernel error, root mean square over pairs of a query and a key, relative "
-            "to the kernel's."
+            help="Largest kernel error: root mean square over pairs of a query and a key, "
+            "relative to the kernel's.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = 0.1,
     probability: Annotated[
-        float, typer.Option(help="Probability of no larger error, over a map's random draws.")
+        float,
+        typer.Option(
+            help="Probability of no larger error, over a map's random draws.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = 0.95,
     absolute: Annotated[
-        bool, typer.Option("--absolute", help="The kernel error is not relative.")
+        bool,
+        typer.Option(
+            "--absolute", help="The kernel error is not relative.", rich_help_panel=Panel.COMMON
+        ),
     ] = False,
     output_error: Annotated[
         float | None,
         typer.Option(
             help="Largest measured error of attention's output from softmax's, relative: that of "
-            "--error unless given."
+            "--error unless given.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
-    most_features: Annotated[int, typer.Option(help="Largest number of features.")] = 4096,
+    most_features: Annotated[
+        int, typer.Option(help="Largest number of features.", rich_help_panel=Panel.MAPS)
+    ] = 4096,
     d: RandomWidth = None,
     length: Length = 1024,
     data: Data = None,
@@ -201,4 +234,18 @@ def _names(text: str) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    add_command(
+        maps,
+        compare,
+        "linexport maps compare",
+        "linexport maps compare --maps favor+,taylor2 --features 64,256",
+        "linexport maps compare --data model.pt --output maps.html",
+    )
+    add_command(
+        maps,
+        choose,
+        "linexport maps choose",
+        "linexport maps choose --error 0.05 --probability 0.99",
+        "linexport maps choose --data model.pt --most-features 1024",
+    )
     app.add_typer(maps, name="maps")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from linexport.errors import LinexportError, UsageError
-from linexport.manifest.options import ConvertOptions, declared, defaults
+from linexport.manifest.options import FLOAT32, ConvertOptions, Panel, declared, defaults
 from linexport.targets.runtime import providers
 
 if TYPE_CHECKING:
@@ -26,8 +26,24 @@ def option(name: str) -> Any:
     text = one.help
     if name == "target":
         text = f"{text} One of {', '.join(target_names())}."
+    words = target_names if name == "target" else lambda: one.words
     both = defaults()[name] is True  # typer makes --no-... of it
-    return typer.Option(*([] if both else [one.flag]), help=text, min=one.min)
+    return typer.Option(
+        *([] if both else [one.flag]),
+        help=text,
+        min=one.min,
+        rich_help_panel=one.panel,
+        autocompletion=completion(words),
+    )
+
+
+def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes an option of these words in a shell, which are read only then."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
 
 
 def target_names() -> list[str]:
@@ -40,7 +56,12 @@ def target_names() -> list[str]:
         return sorted(listings(others=False))
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object on standard output.", rich_help_panel=Panel.OUTPUT
+    ),
+]
 Seed = Annotated[int, option("seed")]
 Threads = Annotated[int, option("threads")]
 TrustRemoteCode = Annotated[bool, option("trust_remote_code")]
@@ -48,22 +69,27 @@ Lengths = Annotated[str | None, option("lengths")]
 Evaluate = Annotated[str | None, option("evaluate")]
 LowerIsBetter = Annotated[bool, option("lower_is_better")]
 MaxDrop = Annotated[float | None, option("max_drop")]
+WEIGHTS = tuple(word for word in declared()["weights"].words if word != FLOAT32)
+"""Weights in fewer bits than the artifact has."""
+
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
 ProviderOption = Annotated[
     str,
     typer.Option(
         "--provider",
-        help="Execution provider of ONNX Runtime that runs the artifact: "
-        f"{', '.join(providers.NAMES)}. An error where it is not installed or does not start; what "
-        "it leaves to the CPU is told.",
+        help=f"Execution provider of ONNX Runtime: {', '.join(providers.NAMES)}. An error where it "
+        "does not start. What it leaves to the CPU is reported.",
+        rich_help_panel=Panel.TARGET,
+        autocompletion=completion(lambda: providers.NAMES),
     ),
 ]
 Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="With --provider: an error where any part of a linexport op or a state is left to the "
+        help="With --provider: an error where a part of a linexport op, or a state, is left to the "
         "CPU.",
+        rich_help_panel=Panel.TARGET,
     ),
 ]
 KEYS = "LINEXPORT_TRUSTED_KEYS"
@@ -74,16 +100,17 @@ KeyOption = Annotated[
     typer.Option(
         "--key",
         envvar=KEYS,
-        help="File of an ed25519 public key, or a folder of such files (.pub): the artifact must "
-        "be as the owner of one of them signed it. Exit 3 if not.",
+        help="File of an ed25519 public key, or a folder of such files (.pub). Exit 3 unless the "
+        "artifact is as the owner of one of them signed it.",
+        rich_help_panel=Panel.SIGNATURES,
     ),
 ]
 NewerThan = Annotated[
     str | None,
     typer.Option(
-        metavar="TIME",
-        help="With --key: refuse an artifact that was not signed after that time, such as "
+        help="With --key: refuse an artifact that was not signed after this time, such as "
         "2026-11-28 or 2026-11-28T12:00:00+00:00.",
+        rich_help_panel=Panel.SIGNATURES,
     ),
 ]
 SourceOption = Annotated[
@@ -92,6 +119,7 @@ SourceOption = Annotated[
         "--source",
         help="The original, where it is not at the place the manifest names: a file, or "
         "package.module:callable.",
+        rich_help_panel=Panel.INPUT,
     ),
 ]
 
@@ -101,9 +129,9 @@ TimeLimit = Annotated[
     typer.Option(
         "--time-limit",
         min=0,
-        metavar="SECONDS",
-        help="Most seconds of opening the model, and of each call: its graph may have a loop "
-        "without an end, or constants that take long. 0 for no limit.",
+        help="Most seconds of opening the model, and of each call: its graph may have an endless "
+        "loop. 0 for no limit.",
+        rich_help_panel=Panel.ISOLATION,
     ),
 ]
 

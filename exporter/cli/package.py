@@ -8,41 +8,70 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import ArtifactPath, Json, KeyOption, NewerThan, trust_of
+from linexport.cli.help import add_command
+from linexport.cli.options import ArtifactPath, Json, KeyOption, NewerThan, completion, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
+from linexport.manifest.options import Panel
+
+SYSTEMS = ("genai", "onnx", "ort-mobile", "ray", "transformers.js", "triton")
+"""Names of ``linexport.package.destinations``, whose modules are imported by the command alone."""
 
 
 def package(
     artifact: ArtifactPath,
     destination: Annotated[
         str,
-        typer.Option("--for", help="genai, onnx, ort-mobile, ray, transformers.js or triton."),
+        typer.Option(
+            "--for",
+            help=f"System that runs it: {', '.join(SYSTEMS)}.",
+            autocompletion=completion(lambda: SYSTEMS),
+            rich_help_panel=Panel.COMMON,
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="A new folder, or one to replace.")
+        Path,
+        typer.Option(
+            "-o", "--output", help="A new folder, or one to replace.", rich_help_panel=Panel.COMMON
+        ),
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="What the model is called there; without it, as the artifact's folder."),
+        typer.Option(
+            help="What the model is called there; without it, as the artifact's folder.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE for the destination, such as backend=python for triton."),
+        typer.Option(
+            help="NAME=VALUE for the destination, such as backend=python for triton.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what was packaged there before.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace what was packaged there before.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = False,
     allow_failed: Annotated[
         bool,
-        typer.Option("--allow-failed", help="Package an artifact that failed a check, marked so."),
+        typer.Option(
+            "--allow-failed",
+            help="Package an artifact that failed a check, marked so.",
+            rich_help_panel=Panel.CHECKS,
+        ),
     ] = False,
     prove: Annotated[
         bool,
         typer.Option(
             "--prove",
-            help="Run it there, if that system is installed: texts of a batch of prompts of "
-            "several lengths must be those that the artifact writes from each alone.",
+            help="Run it there, if that system is installed: each text of a batch must be the one "
+            "that the artifact writes alone.",
+            rich_help_panel=Panel.CHECKS,
         ),
     ] = False,
     key: KeyOption = None,
@@ -98,4 +127,10 @@ def _options(given: list[str]) -> dict[str, str]:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(package)
+    add_command(
+        app,
+        package,
+        "linexport package model.artifact --for triton --output repository",
+        "linexport package model.artifact --for genai --output genai --prove",
+        "linexport package model.artifact --for triton -o out --option backend=python",
+    )

@@ -9,11 +9,15 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import PanelGroup, add_command
 from linexport.cli.options import Json
 from linexport.cli.output import echo
 
 plugins = typer.Typer(
-    help="linexport's operators as libraries for other programs.", no_args_is_help=True
+    cls=PanelGroup,
+    epilog="linexport plugins path cpu\nlinexport plugins path cuda\nlinexport plugins build",
+    help="linexport's operators as libraries for other programs.",
+    no_args_is_help=True,
 )
 
 
@@ -22,7 +26,6 @@ def group() -> None:
     """linexport's operators as libraries for other programs."""
 
 
-@plugins.command()
 def build(
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path(
         "liblinexport_tensorrt.so"
@@ -51,7 +54,6 @@ class Library(enum.StrEnum):
     CUDA = "cuda"
 
 
-@plugins.command()
 def path(
     library: Annotated[Library, typer.Argument(help="Which one.")],
     json: Json = False,
@@ -70,4 +72,18 @@ def path(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    add_command(
+        plugins,
+        build,
+        "linexport plugins build",
+        "linexport plugins build --output liblinexport.so --include TensorRT/include",
+        "linexport plugins build --cuda-include /usr/local/cuda/include --json",
+    )
+    add_command(
+        plugins,
+        path,
+        "linexport plugins path cpu",
+        "linexport plugins path cuda",
+        "linexport plugins path cpu --json",
+    )
     app.add_typer(plugins, name="plugins")

@@ -9,7 +9,9 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
+from linexport.cli.help import add_command
 from linexport.cli.options import (
+    WEIGHTS,
     ArtifactPath,
     Evaluate,
     Json,
@@ -19,34 +21,45 @@ from linexport.cli.options import (
     NewerThan,
     Seed,
     Threads,
+    completion,
     trust_of,
 )
 from linexport.cli.progress import Spinner
+from linexport.manifest.options import Panel, declared
 
 
 def quantize(
     artifact: ArtifactPath,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write the new artifact to.")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder to write the new artifact to.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ],
     weights: Annotated[
         str,
         typer.Option(
-            help="fp16 or bf16, stored so and computed with in float32; int8 or int4; or auto, 4 "
-            "or 8 bits for each weight, 8 where they buy most, until --max-kld holds."
+            help="fp16 or bf16, computed with in float32; int8 or int4; or auto, 4 or 8 bits for "
+            "each weight until --max-kld holds.",
+            autocompletion=completion(lambda: WEIGHTS),
+            rich_help_panel=Panel.COMMON,
         ),
     ] = "int4",
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Text to choose values by and to compare on: a UTF-8 file or a folder of .txt "
-            "files. Without it, the source of Python's standard library."
+            help=declared()["data"].help,
+            rich_help_panel=Panel.WEIGHTS,
         ),
     ] = None,
     max_kld: Annotated[
         float | None,
         typer.Option(
-            help="Largest mean KL divergence from the float32 model, in nats; more is exit code 3."
+            help=declared()["max_kld"].help,
+            rich_help_panel=Panel.WEIGHTS,
         ),
     ] = None,
     evaluate: Evaluate = None,
@@ -56,7 +69,11 @@ def quantize(
     seed: Seed = 0,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Replace an earlier artifact once this one is complete."),
+        typer.Option(
+            "--overwrite",
+            help="Replace an earlier artifact once this one is complete.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = False,
     key: KeyOption = None,
     newer_than: NewerThan = None,
@@ -91,4 +108,10 @@ def quantize(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(quantize)
+    add_command(
+        app,
+        quantize,
+        "linexport quantize model.artifact --output small.artifact",
+        "linexport quantize model.artifact -o small.artifact --weights int8 --data texts",
+        "linexport quantize model.artifact -o small.artifact --weights auto --max-kld 0.1",
+    )

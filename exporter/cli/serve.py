@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded_in_time
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     ArtifactPath,
     KeyOption,
@@ -21,7 +22,8 @@ from linexport.cli.options import (
 )
 from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError
-from linexport.serving.limits import HELP, LEAST, Limits
+from linexport.manifest.options import Panel
+from linexport.serving.limits import HELP, LEAST, PANEL, Limits
 from linexport.serving.token import TOKEN, read_token
 from linexport.system.time_limit import limited
 from linexport.targets.runtime.providers import CPU
@@ -29,20 +31,33 @@ from linexport.targets.runtime.providers import CPU
 
 def serve(
     artifact: ArtifactPath,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on.", rich_help_panel=Panel.COMMON)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="0 takes a free one.", rich_help_panel=Panel.COMMON),
+    ] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model; that of the folder if none is given.")
+        str | None,
+        typer.Option(
+            help="Name of the model; that of the folder if none is given.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File of the bearer token that clients must send; or {TOKEN}."),
+        typer.Option(
+            help=f"File of the bearer token that clients must send; or {TOKEN}.",
+            rich_help_panel=Panel.COMMON,
+        ),
     ] = None,
     park: Annotated[
         Path | None,
         typer.Option(
             help="Folder in which sequences are kept: those that a request asks to park, and those "
-            "that are not finished when the server stops."
+            "that are not finished when the server stops.",
+            rich_help_panel=Panel.SEQUENCES,
         ),
     ] = None,
     key: KeyOption = None,
@@ -100,10 +115,21 @@ def register(app: typer.Typer) -> None:
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
             annotation=Annotated[
-                int, typer.Option(min=field.metadata[LEAST], help=field.metadata[HELP])
+                int,
+                typer.Option(
+                    min=field.metadata[LEAST],
+                    help=field.metadata[HELP],
+                    rich_help_panel=field.metadata[PANEL],
+                ),
             ],
         )
         for field in fields(Limits)
     ]
     serve.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    app.command()(serve)
+    add_command(
+        app,
+        serve,
+        "linexport serve model.artifact",
+        "linexport serve model.artifact --port 8080 --slots 32 --token-file token.txt",
+        "linexport serve model.artifact --host 0.0.0.0 --key trusted/ --park parked",
+    )

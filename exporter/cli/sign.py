@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import ArtifactPath, Json
 from linexport.cli.output import echo
 
@@ -53,4 +54,10 @@ def sign(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(sign)
+    add_command(
+        app,
+        sign,
+        "linexport sign model.artifact --key private.pem --new-key",
+        "linexport sign model.artifact --key private.pem --version 1.2",
+        "linexport sign model.artifact --key private.pem --name chat --json",
+    )

@@ -10,6 +10,7 @@ import typer
 
 from linexport.cli.errors import guarded_in_time
 from linexport.cli.exit_status import finish
+from linexport.cli.help import add_command
 from linexport.cli.options import (
     ArtifactPath,
     Json,
@@ -27,6 +28,7 @@ from linexport.cli.options import (
 from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
+from linexport.manifest.options import Panel
 from linexport.system.time_limit import DEFAULT
 from linexport.targets.runtime.providers import CPU, Execution
 
@@ -43,38 +45,45 @@ def validate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Text that a quantised artifact is compared on: a UTF-8 file or a folder of .txt "
-            "files. Without it, that of its conversion where it is still there and the same, else "
-            "the source of Python's standard library."
+            help="Text that a quantised artifact is compared on: a UTF-8 file, or a folder of .txt "
+            "files. Without it, the text of its conversion if that is unchanged, else the source "
+            "of Python's standard library.",
+            rich_help_panel=Panel.INPUT,
         ),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Write every check to a file of JUnit XML.")
+        Path | None,
+        typer.Option(
+            help="Write every check to a file of JUnit XML.", rich_help_panel=Panel.OUTPUT
+        ),
     ] = None,
     github: Annotated[
         bool,
         typer.Option(
             "--github",
             help="In a GitHub workflow: annotate what failed, and append a table to the summary.",
+            rich_help_panel=Panel.OUTPUT,
         ),
     ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
-            help="Compare latency, peak memory and error with a file of --write-baseline. Calls "
-            "take turns with a matrix product, so that a busy machine slows both; latencies of "
-            "another processor are not compared."
+            help="Compare latency, peak memory and error with a file of --write-baseline. "
+            "Latencies of another processor are not compared.",
+            rich_help_panel=Panel.CHECKS,
         ),
     ] = None,
     fail_on_regression: Annotated[
         str,
         typer.Option(
-            help="With --baseline: how much worse a figure may be, beyond its noise, before the "
-            "exit code is 3.",
+            help="With --baseline: how much worse a figure may be, beyond its noise. More is exit "
+            "code 3.",
+            rich_help_panel=Panel.CHECKS,
         ),
     ] = "10%",
     write_baseline: Annotated[
-        Path | None, typer.Option(help="Measure, and write such a file.")
+        Path | None,
+        typer.Option(help="Measure, and write such a file.", rich_help_panel=Panel.CHECKS),
     ] = None,
     provider: ProviderOption = CPU,
     strict: Strict = False,
@@ -82,8 +91,9 @@ def validate(
         bool,
         typer.Option(
             "--record",
-            help="Write the outcome to the artifact's manifest and report; load refuses an "
-            "artifact that is recorded to have failed. Without it the folder stays as it is.",
+            help="Write the outcome to the artifact's manifest and report. load refuses an "
+            "artifact that is recorded to have failed.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = False,
     time_limit: TimeLimit = DEFAULT,
@@ -137,4 +147,10 @@ def _annotate(artifact: Path, found: list[CheckResult], err: bool) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(validate)
+    add_command(
+        app,
+        validate,
+        "linexport validate model.artifact",
+        "linexport validate model.artifact --source package.module:make_model --record",
+        "linexport validate model.artifact --junit checks.xml --baseline baseline.json",
+    )

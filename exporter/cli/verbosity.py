@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
+from linexport.cli.help import PanelGroup
 from linexport.system.terminal import printable
 
 COUNT = "linexport.verbosity"
@@ -57,7 +57,7 @@ def set_verbosity(context: typer.Context, count: int) -> None:
     log.addHandler(_HANDLER)
 
 
-class VerboseGroup(TyperGroup):
+class VerboseGroup(PanelGroup):
     """A group whose option ``verbose`` is an option of each of its commands as well."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from linexport.cli.errors import guarded, print_json
+from linexport.cli.help import add_command
 from linexport.cli.options import KEYS, ArtifactPath, Json, NewerThan
 from linexport.cli.output import echo
 
@@ -50,4 +51,10 @@ def verify(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(verify)
+    add_command(
+        app,
+        verify,
+        "linexport verify model.artifact --key private.pem.pub",
+        "linexport verify model.artifact --key trusted/",
+        "linexport verify model.artifact --key trusted/ --newer-than 2026-11-28",
+    )

@@ -8,6 +8,7 @@ Each field carries its default, its help text and the way the command line spell
 
 from __future__ import annotations
 
+import enum
 import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
@@ -29,183 +30,241 @@ FLOAT32: Final = "float32"
 """Weights as they are proven equal to the original's."""
 
 
+class Panel(enum.StrEnum):
+    """Headings under which ``--help`` lists options, in this order."""
+
+    COMMON = "Most used"
+    INPUT = "Input"
+    OUTPUT = "Output"
+    TARGET = "Target"
+    WEIGHTS = "Weights"
+    MAPS = "Feature maps"
+    FEED_FORWARD = "Feed-forward layers"
+    DECODING = "Decoding"
+    SEQUENCES = "Sequences"
+    REQUESTS = "Requests"
+    CHECKS = "Checks and measurements"
+    SIGNATURES = "Signatures"
+    ISOLATION = "Isolation"
+    DEBUGGING = "Debugging"
+
+
 @dataclass(frozen=True)
 class CommandLineOption:
     """The command line's side of a field.
 
     Attributes:
         flag: with its dashes.
+        panel: heading of the help under which it is listed.
         help: a sentence or two.
         form: how several values are given: ``--sm 89,120`` or ``--dim a=1:2:3 --dim b=1:2:3``.
         min: smallest integer allowed.
         example: a value, for errors.
+        words: values that shells complete, where there are few.
     """
 
     flag: str
+    panel: Panel
     help: str
     form: Form = "single"
     min: int | None = None
     example: str = ""
+    words: tuple[str, ...] = ()
 
 
-def _option(default: Any, flag: str, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={OPTION_KEY: CommandLineOption(flag, help, **more)})
+def _option(default: Any, flag: str, panel: Panel, help: str, **more: Any) -> Any:
+    option = CommandLineOption(flag, panel, help, **more)
+    return field(default=default, metadata={OPTION_KEY: option})
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
     """Everything ``convert`` may be asked for beside its source and output."""
 
-    target: str = _option("ort", "--target", "Where it will run.")
+    target: str = _option("ort", "--target", Panel.COMMON, "Where it will run.")
     precision: str = _option(
         "fp32",
         "--precision",
+        Panel.COMMON,
         "For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.",
+        words=("fp32", "fp16", "bf16"),
     )
     weights: str = _option(
         FLOAT32,
         "--weights",
-        "For ort and onnx: float32; fp16 or bf16, stored so and computed with in float32; int8 or "
-        "int4; or auto, 4 or 8 bits for each weight, 8 where they buy most, until --max-kld holds.",
+        Panel.COMMON,
+        "For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; or auto, "
+        "4 or 8 bits for each weight until --max-kld holds.",
+        words=(FLOAT32, "fp16", "bf16", "int8", "int4", "auto"),
     )
     data: str | None = _option(
         None,
         "--data",
-        "With --weights: text to choose values by and to compare on, a UTF-8 file or a folder of "
-        ".txt files. Without it, the source of Python's standard library.",
+        Panel.WEIGHTS,
+        "Text to choose values by and to compare on: a UTF-8 file, or a folder of .txt files. "
+        "Without it, the source of Python's standard library.",
     )
     max_kld: float | None = _option(
         None,
         "--max-kld",
-        "With --weights: largest mean KL divergence from the float32 model, in nats; more is exit "
-        "code 3.",
+        Panel.WEIGHTS,
+        "Largest mean KL divergence from the float32 model, in nats. More is exit code 3.",
     )
     evaluate: str | None = _option(
         None,
         "--evaluate",
-        "For weights in fewer bits: package.module:evaluate, a score of an opened artifact, "
+        Panel.CHECKS,
+        "For --weights in fewer bits: a score of an opened artifact, package.module:evaluate, "
         "measured on the float32 one and on the new one.",
     )
-    lower_is_better: bool = _option(False, "--lower-is-better", "That score is a loss.")
+    lower_is_better: bool = _option(
+        False, "--lower-is-better", Panel.CHECKS, "The score of --evaluate is a loss."
+    )
     max_drop: float | None = _option(
         None,
         "--max-drop",
-        "With --evaluate: by how much the score may get worse; more is exit code 3.",
+        Panel.CHECKS,
+        "With --evaluate: by how much the score may get worse. More is exit code 3.",
     )
     proof: str | None = _option(
         None,
         "--proof",
-        "With --weights int4 or int8, of a Hugging Face folder: whole compares the float32 model "
-        "with the original as a whole; layers, each of its layers in turn, on what the original's "
-        "layers before it compute, which takes less memory. By default layers where memory is "
-        "short, else whole.",
+        Panel.CHECKS,
+        "With --weights int4 or int8, of a Hugging Face folder: whole compares the whole float32 "
+        "model with the original; layers compares one layer at a time, which takes less memory. "
+        "By default layers where memory is short, else whole.",
+        words=("whole", "layers"),
     )
     inline: bool = _option(
         False,
         "--inline",
-        "Without functions: each body in the place of its node, and a shape for every value, for "
-        "runtimes that need that.",
+        Panel.OUTPUT,
+        "Write no ONNX functions, and a shape for every value, for runtimes that need that.",
     )
     sms: tuple[int, ...] = _option(
         (),
         "--sm",
+        Panel.TARGET,
         "For engines, and kernels of ort-cuda: compute capabilities of the GPUs, such as 89,120, "
         "or GPUs by name, such as l4,orin.",
         form="commas",
         example="89,120",
     )
     plugins: bool = _option(
-        True, "--plugins", "For engines: run linear attention by linexport's kernels."
+        True,
+        "--plugins",
+        Panel.TARGET,
+        "For engines: run linear attention by linexport's kernels.",
     )
     quick: bool = _option(
         False,
         "--quick",
-        "For tensorrt: where one kernel suffices, put it into the engine, which then runs without "
-        "a plugin library.",
+        Panel.TARGET,
+        "For tensorrt: put the kernel into the engine where one suffices. The engine then runs "
+        "without a plugin library.",
     )
     timing_cache: str | None = _option(
         None,
         "--timing-cache",
+        Panel.TARGET,
         "For tensorrt: file of kernels' times that builds share; made if new.",
     )
     packed_batches: bool = _option(
         False,
         "--packed-batches",
+        Panel.TARGET,
         "For ort-cuda: calls take sequences of different lengths side by side, without padding.",
     )
     pooling: str | None = _option(
         None,
         "--pooling",
-        "For a base model in a Hugging Face folder: one vector for each sequence, pooled, in place "
-        "of its hidden states: mean, over tokens that are not padding; last, of the last of these; "
-        "cls, of the first.",
+        Panel.OUTPUT,
+        "For a base model in a Hugging Face folder: one vector for each sequence, in place of its "
+        "hidden states. mean is over tokens that are not padding; last is the last of these, cls "
+        "the first.",
+        words=("mean", "last", "cls"),
     )
     vision: bool = _option(
         True,
         "--vision",
-        "Of a checkpoint with a vision tower: export the tower beside the language model, which "
-        "then takes images. Engines and --proof layers take text alone in any case.",
+        Panel.INPUT,
+        "Export the vision tower of a checkpoint that has one; the model then takes images. "
+        "Engines and --proof layers take text alone.",
     )
     mtp: bool = _option(
         True,
         "--mtp",
-        "Of a checkpoint with a head for multi-token prediction: export the head beside the model, "
-        "for generate --draft mtp. Engines and --proof layers take none in any case.",
+        Panel.INPUT,
+        "Export the head for multi-token prediction of a checkpoint that has one, for generate "
+        "--draft mtp. Engines and --proof layers take none.",
     )
     dims: tuple[str, ...] = _option(
         (),
         "--dim",
+        Panel.INPUT,
         "Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.",
         form="repeated",
     )
-    tune: bool = _option(False, "--tune", "Choose lowerings by measuring them on this machine.")
-    bench: bool = _option(True, "--bench", "Measure latency and memory.")
+    tune: bool = _option(
+        False, "--tune", Panel.TARGET, "Choose lowerings by measuring them on this machine."
+    )
+    bench: bool = _option(True, "--bench", Panel.COMMON, "Measure latency and memory.")
     lengths: tuple[int, ...] | None = _option(
         None,
         "--lengths",
+        Panel.CHECKS,
         "Sequence lengths to measure at, such as 128,1024,4096.",
         form="commas",
         example="128,1024",
     )
     threads: int = _option(
-        0, "--threads", "Threads of everything measured; 0 for each one's own choice.", min=0
+        0,
+        "--threads",
+        Panel.CHECKS,
+        "Threads of everything measured; 0 for each one's own choice.",
+        min=0,
     )
-    seed: int = _option(0, "--seed", "Seed of all random inputs; recorded.")
+    seed: int = _option(0, "--seed", Panel.CHECKS, "Seed of all random inputs; recorded.")
     dump_passes: str | None = _option(
         None,
         "--dump-passes",
+        Panel.DEBUGGING,
         "New folder for the graph before and after each pass that changes it, with a readable "
         "difference.",
     )
     stop_after: str | None = _option(
         None,
         "--stop-after",
-        "Name of the last pass to run; its graph is in the folder of --dump-passes, and no "
-        "artifact is made.",
+        Panel.DEBUGGING,
+        "With --dump-passes: name of the last pass to run. No artifact is made.",
     )
     overwrite: bool = _option(
-        False, "--overwrite", "Replace an earlier artifact once this one is complete."
+        False,
+        "--overwrite",
+        Panel.COMMON,
+        "Replace an earlier artifact once this one is complete.",
     )
     trust_remote_code: bool = _option(
         False,
         "--trust-remote-code",
-        "Run the Python code that a Hugging Face model folder brings along: whatever its author "
-        "wrote there can do what you can.",
+        Panel.ISOLATION,
+        "Run the Python code in a Hugging Face model folder. It can do whatever you can.",
     )
     isolated: bool = _option(
         False,
         "--isolated",
+        Panel.ISOLATION,
         "Convert in a process of its own, without network, that reads and writes nothing else; a "
         "crash is an error. For models of strangers.",
     )
     max_memory: int | None = _option(
-        None, "--max-memory", "For --isolated: GiB of memory it may take.", min=1
+        None, "--max-memory", Panel.ISOLATION, "For --isolated: GiB of memory it may take.", min=1
     )
     max_seconds: int | None = _option(
-        None, "--max-seconds", "For --isolated: seconds it may take.", min=1
+        None, "--max-seconds", Panel.ISOLATION, "For --isolated: seconds it may take.", min=1
     )
     max_file: int | None = _option(
-        None, "--max-file", "For --isolated: GiB of each file it may write.", min=1
+        None, "--max-file", Panel.ISOLATION, "For --isolated: GiB of each file it may write.", min=1
     )
 
     def __post_init__(self) -> None:
