@@ -13,7 +13,7 @@ from linexport.errors import EnvironmentProblemError
 
 
 def doctor(json: Json = False) -> None:
-    """Report versions, working providers, and what is missing with its install command."""
+    """Report what this machine can use, and what is missing: what for, and what installs it."""
     with guarded(json):
         from linexport.inspection.doctor import examine
 
@@ -27,7 +27,9 @@ def doctor(json: Json = False) -> None:
 
 
 def _print(report: dict[str, Any]) -> None:
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     from linexport.system.terminal import plain_console
 
@@ -42,19 +44,19 @@ def _print(report: dict[str, Any]) -> None:
     for provider in report["providers"]:
         text = "opened and run" if provider["works"] else provider["error"]
         table.add_row(provider["name"], _mark(provider["works"]), text)
-    for name, module in {
-        **report["libraries"],
-        **report["tensorrt"],
-        **report["extras"],
-    }.items():
-        table.add_row(
-            name, _mark(module["version"] is not None), module["version"] or module["error"]
-        )
+    parts = {**report["libraries"], **report["tensorrt"], **report["extras"]}
+    for name, part in parts.items():
+        table.add_row(name, _mark(part["version"] is not None), part["version"] or part["error"])
     console.print(table)
+    if report["usable"]:
+        console.print("\nThis machine can:")
+        for purpose in report["usable"]:
+            console.print(Padding(Text(purpose), (0, 0, 0, 2)))
     if report["missing"]:
-        console.print("\nTo install what is missing:")
+        console.print("\nWhat is missing, what it is for, and what installs it:")
         for item in report["missing"]:
-            console.print(f"  {item['install']}", markup=False)
+            console.print(Padding(Text(f"{item['what']}: {item['why']}"), (0, 0, 0, 2)))
+            console.print(f"    {item['install']}", markup=False, soft_wrap=True)
 
 
 def _mark(good: bool) -> str:
@@ -68,5 +70,5 @@ def register(app: typer.Typer) -> None:
         doctor,
         "linexport doctor",
         "linexport doctor --json",
-        "linexport -v doctor",
+        "linexport doctor --verbose",
     )

@@ -38,5 +38,5 @@ def register(app: typer.Typer) -> None:
         genai,
         "linexport genai model.artifact --output genai",
         "linexport genai model.artifact -o genai --json",
-        "linexport package model.artifact --for genai -o genai",
+        "linexport genai model.artifact -o genai --verbose",
     )

@@ -112,6 +112,6 @@ def register(app: typer.Typer) -> None:
         app,
         quantize,
         "linexport quantize model.artifact --output small.artifact",
-        "linexport quantize model.artifact -o small.artifact --weights int8 --data texts",
-        "linexport quantize model.artifact -o small.artifact --weights auto --max-kld 0.1",
+        "linexport quantize model.artifact -o small --weights int8 --data texts",
+        "linexport quantize model.artifact -o small --weights auto --max-kld 0.1",
     )

@@ -1,4 +1,4 @@
-"""Check which dependencies are installed and work, and how to get the missing ones."""
+"""Check what is installed and works here, what each part is for, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,48 @@ from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
-from linexport.targets.runtime.providers import PROVIDERS, Execution, is_beside
+from linexport.targets.runtime.providers import (
+    CUDA,
+    PROVIDERS,
+    Execution,
+    install_command,
+    is_beside,
+)
 
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional dependency.
+
+    Attributes:
+        extra: of linexport, that installs it.
+        purpose: what one would want it for.
+    """
+
+    extra: str
+    purpose: str
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'linexport[{self.extra}]'"
+
+
 EXTRAS = {
-    "transformers": "pip install 'linexport[hf]'",
-    "starlette": "pip install 'linexport[serve]'",
-    "sklearn": "pip install 'linexport[train]'",
+    "transformers": Extra("hf", "convert Hugging Face model folders"),
+    "PIL": Extra("images", "give images to models with a vision tower"),
+    "starlette": Extra("serve", "serve artifacts to many clients: linexport serve"),
+    "cryptography": Extra("sign", "sign artifacts, and verify those of others"),
+    "onnxruntime_genai": Extra("genai", "run what package --for genai writes"),
+    "sklearn": Extra("train", "train the examples"),
 }
+PURPOSES = {
+    cpu_library.TITLE: "run linear attention and quantised weights fast on this CPU",
+    cuda_library.TITLE: "run artifacts of target ort-cuda by linexport's kernels",
+}
+NEEDED = "linexport does not run without it"
 
 
 def examine() -> dict[str, Any]:
@@ -33,38 +68,79 @@ def examine() -> dict[str, Any]:
         "required": {name: environment.version(name) for name in REQUIRED},
         "providers": _providers(),
         "libraries": {
-            cpu_library.TITLE: _library(cpu_library.instruction_set),
-            cuda_library.TITLE: _library(cuda_library.version),
+            cpu_library.TITLE: _library(cpu_library.TITLE, cpu_library.instruction_set),
+            cuda_library.TITLE: _library(cuda_library.TITLE, cuda_library.version),
         },
         "tensorrt": {name: _flavour(flavour) for name, flavour in FLAVOURS.items()},
-        "extras": {name: _module(name) for name in EXTRAS},
+        "extras": {
+            name: {**_module(name), "install": extra.install, "purpose": extra.purpose}
+            for name, extra in EXTRAS.items()
+        },
         "gpu": _gpu(),
     }
-    missing = {
-        **{n: f"pip install {n}" for n, v in report["required"].items() if v is None},
-        **{n: m["install"] for n, m in report["libraries"].items() if m["version"] is None},
-        **{n: FLAVOURS[n].install for n, m in report["tensorrt"].items() if m["version"] is None},
-        **{n: EXTRAS[n] for n, m in report["extras"].items() if m["version"] is None},
-    }
-    report["missing"] = [{"what": n, "install": command} for n, command in missing.items()]
-    cpu = next((p for p in report["providers"] if p["name"] == "CPUExecutionProvider"), None)
-    report["ok"] = all(report["required"].values()) and bool(cpu and cpu["works"])
+    report["ok"] = all(report["required"].values()) and "CPUExecutionProvider" in _working(report)
+    report["usable"] = list(_usable(report))
+    report["missing"] = list(_missing(report))
     return report
 
 
-def _library(version: Callable[[], str]) -> dict[str, Any]:
-    install = shared_library.INSTALL
+def _working(report: dict[str, Any]) -> set[str]:
+    return {provider["name"] for provider in report["providers"] if provider["works"]}
+
+
+def _usable(report: dict[str, Any]) -> Iterator[str]:
+    """Yield what this machine can do, with the parts that work."""
+    if report["ok"]:
+        yield "convert models, and run artifacts on the CPU"
+    working = _working(report)
+    for provider in PROVIDERS.values():
+        if provider.ort_name in working:
+            yield provider.purpose
+    works = {name: part["version"] is not None for name, part in report["libraries"].items()}
+    works[cuda_library.TITLE] &= PROVIDERS[CUDA].ort_name in working
+    for name, flavour in FLAVOURS.items():
+        found = report["tensorrt"][name]["version"] is not None
+        works[name] = found and (report["gpu"] is not None or not flavour.on_gpu)
+    works |= {name: part["version"] is not None for name, part in report["extras"].items()}
+    parts = {**report["libraries"], **report["tensorrt"], **report["extras"]}
+    for name, part in parts.items():
+        if works[name]:
+            yield part["purpose"]
+
+
+def _missing(report: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield what is not installed: its name, what one would want it for, what installs it."""
+    for name, version in report["required"].items():
+        if version is None:
+            yield {"what": name, "why": NEEDED, "install": f"pip install {name}"}
+    for name, part in {**report["libraries"], **report["tensorrt"], **report["extras"]}.items():
+        if part["version"] is None:
+            yield {"what": name, "why": part["purpose"], "install": part["install"]}
+    here = {provider["name"] for provider in report["providers"]}
+    for name, provider in PROVIDERS.items():
+        if provider.ort_name not in here:
+            yield {
+                "what": f"--provider {name}",
+                "why": provider.purpose,
+                "install": install_command(provider),
+            }
+
+
+def _library(title: str, version: Callable[[], str]) -> dict[str, Any]:
+    more = {"install": shared_library.INSTALL, "purpose": PURPOSES[title]}
     try:
-        return {"version": version(), "error": None, "install": install}
+        return {"version": version(), "error": None, **more}
     except EnvironmentProblemError as error:
-        return {"version": None, "error": str(error), "install": install}
+        return {"version": None, "error": str(error), **more}
 
 
 def _flavour(flavour: Flavour) -> dict[str, Any]:
+    purpose = f"build engines of target {flavour.name}, which run on NVIDIA GPUs"
+    more = {"install": flavour.install, "purpose": purpose}
     try:
-        return {"version": flavour.version(), "error": None}
+        return {"version": flavour.version(), "error": None, **more}
     except EnvironmentProblemError as error:
-        return {"version": None, "error": str(error).partition(".")[0]}
+        return {"version": None, "error": str(error).partition(".")[0], **more}
 
 
 def _module(name: str) -> dict[str, Any]:

@@ -23,21 +23,25 @@ def _sections(command: Any, name: str) -> Iterator[str]:
     if not commands or (getattr(command, "invoke_without_command", False) and name != "linexport"):
         yield _section(command, name)
     for child in sorted(commands):
-        yield from _sections(commands[child], f"{name} {child}")
+        yield from _sections(command.get_command(None, child), f"{name} {child}")
 
 
 def _section(command: Any, name: str) -> str:
+    from linexport.cli.help import default_text, options_by_panel, usage
+
+    parts = [f"## `{name}`", _paragraphs(command.help), f"```text\n{usage(command, name)}\n```"]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    usage = " ".join([name, "[OPTIONS]", *(a.name.upper() for a in arguments)])
-    text = f"## `{name}`\n\n{_paragraphs(command.help)}\n\n```text\n{usage}\n```"
     if arguments:
         rows = [[f"`{a.name.upper()}`", _plain(a.help)] for a in arguments]
-        text += "\n\n" + table(["argument", ""], rows)
-    if options:
-        rows = [[_names(o), _plain(o.help), _default(o)] for o in options]
-        text += "\n\n" + table(["option", "", "default"], rows)
-    return text
+        parts.append(table(["Argument", ""], rows))
+    for panel, options in options_by_panel(command).items():
+        rows = []
+        for option in options:
+            default = "required" if option.required else _code(default_text(option))
+            rows.append([_names(option), _plain(option.help), default])
+        parts.append(table([panel, "", "Default"], rows))
+    parts.append(f"```text\n{command.epilog}\n```")
+    return "\n\n".join(parts)
 
 
 def _paragraphs(text: str | None) -> str:
@@ -52,16 +56,8 @@ def _names(option: Any) -> str:
     return ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
 
 
-def _default(option: Any) -> str:
-    value = option.default
-    if option.required:
-        return "required"
-    if value is None or value == () or callable(value):
-        return ""
-    if isinstance(value, bool):
-        both = option.secondary_opts
-        return f"`{option.opts[0] if value else both[0]}`" if both else ""
-    return f"`{value}`"
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
 
 
 PARTS = {"command-line": command_line}

@@ -63,6 +63,7 @@ class Provider:
     Attributes:
         ort_name: ONNX Runtime's name of it.
         package: the distribution that has it.
+        purpose: what one would want it for.
         module: of a package beside onnxruntime, the module that knows the place of its library.
         device: metadata of the device to take of those that the library offers; the first that fits
             is taken.
@@ -77,6 +78,7 @@ class Provider:
 
     ort_name: str
     package: str
+    purpose: str
     module: str | None = None
     device: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +95,7 @@ PROVIDERS = {
     CUDA: Provider(
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
+        "run artifacts on NVIDIA GPUs, also those of target ort-cuda",
         options=lambda threads: {"use_tf32": "0"},
         has_kernels=True,
         needs="CUDA's libraries and cuDNN are installed by pip install "
@@ -101,6 +104,7 @@ PROVIDERS = {
     "tensorrt": Provider(
         "TensorrtExecutionProvider",
         "onnxruntime-gpu",
+        "run artifacts on NVIDIA GPUs by TensorRT, within ONNX Runtime",
         needs="CUDA's libraries and cuDNN are installed by pip install "
         "'onnxruntime-gpu[cuda,cudnn]'; those of TensorRT, libnvinfer and libnvonnxparser of the "
         "version named, must be on the path of libraries (LD_LIBRARY_PATH).",
@@ -108,11 +112,13 @@ PROVIDERS = {
     "nv-tensorrt-rtx": Provider(
         "NvTensorRTRTXExecutionProvider",
         "onnxruntime-ep-nv-tensorrt-rtx",
+        "run artifacts on NVIDIA RTX GPUs by TensorRT-RTX, within ONNX Runtime",
         "onnxruntime_ep_nv_tensorrt_rtx",
     ),
     "openvino": Provider(
         "OpenVINOExecutionProvider",
         "onnxruntime-ep-openvino",
+        "run artifacts on Intel's processors by OpenVINO",
         "onnxruntime_ep_openvino",
         device={"ov_device": "CPU"},
         built_in={"device_type": "CPU"},
@@ -124,6 +130,7 @@ PROVIDERS = {
     "webgpu": Provider(
         "WebGpuExecutionProvider",
         "onnxruntime-ep-webgpu",
+        "run artifacts on graphics processors of any vendor",
         "onnxruntime_ep_webgpu",
         # In its own layout, NHWC, ONNX Runtime's record has hardly any of the nodes that it runs.
         settings={"ep.webgpuexecutionprovider.preferredLayout": "NCHW"},
@@ -180,6 +187,12 @@ class Execution:
 
 
 CPU_ONLY = Execution()
+
+
+def install_command(provider: Provider) -> str:
+    """Return the command that installs a provider."""
+    place = "" if provider.module else "  (in place of onnxruntime)"
+    return f"pip install {provider.package}{place}"
 
 
 def is_beside(provider: Provider) -> bool:
