@@ -21,8 +21,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.errors import UsageError
-from linexport.graph.states import KEY_VALUES, State
+from linexport.graph.states import State
 from linexport.graph.walk import rename_values
+from linexport.manifest.records import KEY_VALUES
 
 MASK, MASK_STATE, COUNT_STATE = "attention_mask", "past_mask", "past_count"
 """Names of the input of a mask, and of the states that a mask over all tokens so far tells."""

@@ -108,7 +108,8 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
         _print_buffers(manifest.states, console)
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)
-        _print_left(manifest.rejected, console)
+        _print_kept(manifest.kept_attention, console)
+        _print_left(manifest.refused, console)
         lowerings = {op.node: found.lowering(op) for op in found.ops}
     else:
         nodes = {"traced": found.traced, "rewritten": found.rewritten}
@@ -177,6 +178,13 @@ def _print_buffers(states: Iterable[StateRecord], console: Console) -> None:
         if state.op == BUFFER:
             shape = ", ".join(map(str, state.shape))
             console.print(f"state {state.past} ({shape}): {state.rows}", markup=False)
+
+
+def _print_kept(found: Iterable[RejectionRecord], console: Console) -> None:
+    from linexport.report.text import KEPT
+
+    for one in found:
+        console.print(f"\n✓ {one.where} is kept: {KEPT}", markup=False)
 
 
 def _print_left(found: Iterable[FoundCandidate | RejectionRecord], console: Console) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from linexport.errors import OpError
-from linexport.manifest.records import DimRecord, StateRecord
+from linexport.manifest.records import KEY_VALUES, DimRecord, StateRecord
 from linexport.plugins.ops.op import DOMAIN, read_node
 from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_nodes
 
@@ -19,8 +19,8 @@ LENGTH = ("past_length", "present_length")
 ROWS, PAST_MASK = ("past_key_", "past_value_"), "past_mask"
 """How states of keys and values begin that linexport has exposed, and that of their mask."""
 
-KEY_VALUES, PADDING = "KeyValueCache", "PaddingMask"
-"""Names in place of an op: of rows of attention, and of the mask that says which are padding."""
+PADDING = "PaddingMask"
+"""Name in place of an op: of the mask that says which keys and values are padding."""
 
 SCAN = ("past_scan_", "present_scan_")
 """How states of Scans begin that linexport has exposed."""

@@ -86,6 +86,9 @@ class InputRecord(TensorRecord):
 BUFFER = "Buffer"
 """Name in place of an op: of a buffer that the model's own code writes in each call."""
 
+KEY_VALUES = "KeyValueCache"
+"""Name in place of an op: of keys, or values, of attention to earlier tokens."""
+
 INDEXER = "IndexerKeys"
 """Name in place of an op: of keys by which an indexer chooses the tokens that are attended to."""
 
@@ -438,6 +441,24 @@ class Manifest:
     def trusts_library(self) -> bool:
         """Return whether the CPU library was not found to differ."""
         return self.library is None or self.library.passed is not False
+
+    @property
+    def kept_attention(self) -> tuple[RejectionRecord, ...]:
+        """Return the softmax attentions that have their keys and values as states.
+
+        None, unless there are such states for each and sequences in pieces equal those fed whole:
+        then nothing that an attention reads of earlier pieces is missing.
+        """
+        softmax = tuple(one for one in self.rejected if one.is_softmax)
+        states = sum(state.op == KEY_VALUES for state in self.states)
+        streams = self.streaming is not None and self.streaming.passed is True
+        return softmax if streams and states >= 2 * len(softmax) else ()
+
+    @property
+    def refused(self) -> tuple[RejectionRecord, ...]:
+        """Return what was not fused, without the attention that is kept."""
+        kept = self.kept_attention
+        return tuple(one for one in self.rejected if one not in kept)
 
     @property
     def why_stateless(self) -> str:

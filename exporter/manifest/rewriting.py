@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SOFTMAX_ATTENTION = "softmax attention"
+"""How the reason ends that says of attention that it is no linear one."""
+
 
 @dataclass(frozen=True)
 class RejectionRecord:
@@ -21,6 +24,11 @@ class RejectionRecord:
     reason: str
     nodes: tuple[str, ...] = ()
     line: str | None = None
+
+    @property
+    def is_softmax(self) -> bool:
+        """Return whether they compute softmax attention."""
+        return self.reason.endswith(SOFTMAX_ATTENTION)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "prepared": tables.prepared(manifest),
         "not_built": manifest.not_built,
         "tuned": tables.any_tuned(manifest),
+        "kept": tables.kept(manifest),
         "rejected": tables.rejected(manifest),
         "nodes": {
             "before": count(nodes.exported),

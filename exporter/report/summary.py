@@ -10,7 +10,8 @@ from rich.text import Text
 
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
-from linexport.report.text import amount, count, format_speedup
+from linexport.manifest.rewriting import RejectionRecord
+from linexport.report.text import KEPT, amount, count, format_speedup
 from linexport.report.verdict import Check, checks, verdict
 from linexport.system.terminal import printable
 
@@ -34,7 +35,9 @@ def print_summary(manifest: Manifest, console: Console) -> None:
         side = manifest.vision.merge
         tower = f"{manifest.vision.file}, one image a call, {side} x {side} patches a token"
         lines.add_row("Vision", _words(tower))
-    for one in manifest.rejected:
+    if manifest.kept_attention:
+        lines.add_row("Kept", _words(f"{KEPT}{_places(manifest.kept_attention)}"))
+    for one in manifest.refused:
         where = f"{one.where}, {one.line}" if one.line else one.where
         lines.add_row("Refused", _words(f"{where}: {one.reason}", STYLES["open"]))
     for check in checks(manifest):
@@ -55,6 +58,10 @@ def _words(value: str, style: str = "") -> Text:
 def _check(check: Check, marks: Mapping[str, str]) -> Text:
     line = Text().append(f"{marks[check.tone]}{check.word}", style=STYLES[check.tone])
     return line.append(f"  {printable(check.detail)}")
+
+
+def _places(found: Sequence[RejectionRecord]) -> str:
+    return f" ({len(found)} layers)" if len(found) > 1 else ""
 
 
 def _fused(manifest: Manifest) -> str:

@@ -12,6 +12,7 @@ from linexport.manifest.rewriting import LoweringRecord
 from linexport.plugins.ops.registry import all_ops
 from linexport.report.text import (
     ABSENT,
+    KEPT,
     NO_REASON,
     amount,
     count,
@@ -206,9 +207,18 @@ def rejected(manifest: Manifest) -> Table | None:
     """Table of candidates that looked like linear attention and were left as they were."""
     rows = [
         [Cell(one.where, tone="code"), Cell(one.reason), Cell(one.line or "", tone="code")]
-        for one in manifest.rejected
+        for one in manifest.refused
     ]
     return make_table("Refused rewrites", ["Where", "Reason", "Line"], rows)
+
+
+def kept(manifest: Manifest) -> Table | None:
+    """Table of the softmax attention that has its keys and values as states."""
+    rows = [
+        [Cell(one.where, tone="code"), Cell(one.line or "", tone="code")]
+        for one in manifest.kept_attention
+    ]
+    return make_table(f"Kept: {KEPT}", ["Where", "Line"], rows)
 
 
 def interface(manifest: Manifest) -> Table | None:

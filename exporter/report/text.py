@@ -10,6 +10,7 @@ from typing import Any
 
 NO_REASON = "the manifest gives no reason"
 ABSENT = f"not measured: {NO_REASON}"
+KEPT = "softmax attention, with its keys and values as states"
 
 TARGETS = {
     "ort": "ONNX Runtime",

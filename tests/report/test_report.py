@@ -313,6 +313,47 @@ def test_every_number_of_the_tables_is_on_the_page() -> None:
     assert manifest["rejected"][0]["reason"] in text
 
 
+def hybrid(softmax: int, states: int) -> dict[str, Any]:
+    """The sample with so many softmax attentions, and so many states of keys or values."""
+    manifest = sample()
+    reason = "its scores pass through Softmax before they meet the values: softmax attention"
+    manifest["rejected"] += [
+        {"where": f"attended_{i}", "reason": reason, "nodes": []} for i in range(softmax)
+    ]
+    tensor = {"dtype": "float32", "shape": ["batch", 4, "past", 32]}
+    longer = tensor | {"shape": ["batch", 4, "past + seq", 32]}
+    for i in range(states):
+        names = {"past": f"past_{i}", "present": f"present_{i}"}
+        of = {"op": "KeyValueCache", "grows": 2, "initial": 0.0}
+        manifest["states"].append(names | tensor | of)
+        manifest["inputs"].append(manifest["inputs"][-1] | tensor | {"name": names["past"]})
+        manifest["outputs"].append(longer | {"name": names["present"]})
+    return manifest
+
+
+def test_softmax_attention_with_states_is_kept() -> None:
+    manifest = hybrid(2, 4)
+    first, *others = manifest["rejected"]
+    said = " ".join(summary(manifest, width=200).split())
+    assert "Kept softmax attention, with its keys and values as states (2 layers)" in said
+    assert said.count("Refused") == 1 and f"Refused {first['where']}: {first['reason']}" in said
+    assert "attended" not in said
+    text = Page(render_html(manifest)).text
+    assert "Kept: softmax attention, with its keys and values as states" in text
+    assert first["reason"] in text and others[0]["reason"] not in text
+    assert all(one["where"] in text for one in others)
+
+
+@pytest.mark.parametrize("change", ["a state is missing", "pieces differ", "does not stream"])
+def test_softmax_attention_that_is_not_proven_to_stream_is_refused(change: str) -> None:
+    manifest = hybrid(2, 3 if change == "a state is missing" else 4)
+    manifest["streaming"]["passed"] = {"pieces differ": False, "does not stream": None}.get(
+        change, True
+    )
+    said = summary(manifest, width=200)
+    assert said.count("Refused") == 3 and "Kept" not in said
+
+
 def test_missing_sections_say_so() -> None:
     text = Page(render_html(bare())).text
     assert text.count("not measured: it was skipped") == 3

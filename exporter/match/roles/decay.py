@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from linexport.manifest.rewriting import SOFTMAX_ATTENTION
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index
 from linexport.match.forms.terms import Iota, Leaf, Nested, PositionOrder, Term
@@ -100,7 +101,7 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
         raise NotAttentionError("exp is taken of a sum of several things")
     both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
     if both:
-        raise NotAttentionError("exp is taken of query times key, which is softmax attention")
+        raise NotAttentionError(f"exp is taken of query times key, which is {SOFTMAX_ATTENTION}")
     at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
     at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
     if len(at_row) == len(at_column) > 1:

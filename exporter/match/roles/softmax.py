@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.manifest.rewriting import SOFTMAX_ATTENTION
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.terms import Form, Leaf, Nested
 
@@ -21,7 +22,7 @@ ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     """Why the output of a node is attention, but no linear one; None where it is neither."""
     if node.op in ATTENTION:
-        return f"{node.op} is softmax attention"
+        return f"{node.op} is {SOFTMAX_ATTENTION}"
     if len(form.terms) != 1:
         return None
     term = form.terms[0]
@@ -36,7 +37,7 @@ def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
             continue
         between = _between(e, scores.tensor)
         if between is not None:
-            kind = "softmax attention" if between == "Softmax" else "no sum over keys"
+            kind = SOFTMAX_ATTENTION if between == "Softmax" else "no sum over keys"
             return f"its scores pass through {between} before they meet the values: {kind}"
     return None
 
@@ -48,7 +49,7 @@ def exponent_reason(e: Evaluator, form: Form) -> str | None:
     for exponent in (f for f in form.terms[0].of(Nested) if f.kind == "exp"):
         inside = replace(form, dims=exponent.inner.dims)
         if any(_is_product(e, inside, t.of(Leaf)) for t in exponent.inner.terms):
-            return "exp is taken of query times key: softmax attention"
+            return f"exp is taken of query times key: {SOFTMAX_ATTENTION}"
     return None
 
 

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import PAST
-from linexport.graph.states import KEY_VALUES, PADDING, State
-from linexport.manifest.records import INDEXER
+from linexport.graph.states import PADDING, State
+from linexport.manifest.records import INDEXER, KEY_VALUES
 from linexport.patches import experts, rotary, text_positions
 from linexport.patches.packages import as_ops
 from linexport.patches.state_cache import StateCache, UnknownCodeError, using_states
