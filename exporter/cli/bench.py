@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from linexport.timing.throughput import Workload
 
 FORMS = ("md", "json", "csv")
-"""What --output prints."""
+"""Formats that --output prints."""
 
 
 def bench(
