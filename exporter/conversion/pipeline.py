@@ -103,38 +103,34 @@ def convert(
             default the batch and the tokens, and {} for none.
         target: Where it will run.
         precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
-        weights: For ort and onnx: float32; fp16 or bf16, stored so and computed with in float32;
-            int8 or int4; or auto, 4 or 8 bits for each weight, 8 where they buy most, until
-            --max-kld holds.
-        data: With --weights: text to choose values by and to compare on, a UTF-8 file or a folder
-            of .txt files. Without it, the source of Python's standard library.
-        max_kld: With --weights: largest mean KL divergence from the float32 model, in nats; more is
-            exit code 3.
-        evaluate: For weights in fewer bits: package.module:evaluate, a score of an opened artifact,
-            measured on the float32 one and on the new one.
-        lower_is_better: That score is a loss.
-        max_drop: With --evaluate: by how much the score may get worse; more is exit code 3.
-        proof: With --weights int4 or int8, of a Hugging Face folder: whole compares the float32
-            model with the original as a whole; layers, each of its layers in turn, on what the
-            original's layers before it compute, which takes less memory. By default layers where
-            memory is short, else whole.
-        inline: Without functions: each body in the place of its node, and a shape for every value,
-            for runtimes that need that.
+        weights: For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; or
+            auto, 4 or 8 bits for each weight until --max-kld holds.
+        data: Text to choose values by and to compare on: a UTF-8 file, or a folder of .txt files.
+            Without it, the source of Python's standard library.
+        max_kld: Largest mean KL divergence from the float32 model, in nats. More is exit code 3.
+        evaluate: For --weights in fewer bits: a score of an opened artifact,
+            package.module:evaluate, measured on the float32 one and on the new one.
+        lower_is_better: The score of --evaluate is a loss.
+        max_drop: With --evaluate: by how much the score may get worse. More is exit code 3.
+        proof: With --weights int4 or int8, of a Hugging Face folder: whole compares the whole
+            float32 model with the original; layers compares one layer at a time, which takes less
+            memory. By default layers where memory is short, else whole.
+        inline: Write no ONNX functions, and a shape for every value, for runtimes that need that.
         sms: For engines, and kernels of ort-cuda: compute capabilities of the GPUs, such as 89,120,
             or GPUs by name, such as l4,orin.
         plugins: For engines: run linear attention by linexport's kernels.
-        quick: For tensorrt: where one kernel suffices, put it into the engine, which then runs
+        quick: For tensorrt: put the kernel into the engine where one suffices. The engine then runs
             without a plugin library.
         timing_cache: For tensorrt: file of kernels' times that builds share; made if new.
         packed_batches: For ort-cuda: calls take sequences of different lengths side by side,
             without padding.
-        pooling: For a base model in a Hugging Face folder: one vector for each sequence, pooled, in
-            place of its hidden states: mean, over tokens that are not padding; last, of the last of
-            these; cls, of the first.
-        vision: Of a checkpoint with a vision tower: export the tower beside the language model,
-            which then takes images. Engines and --proof layers take text alone in any case.
-        mtp: Of a checkpoint with a head for multi-token prediction: export the head beside the
-            model, for generate --draft mtp. Engines and --proof layers take none in any case.
+        pooling: For a base model in a Hugging Face folder: one vector for each sequence, in place
+            of its hidden states. mean is over tokens that are not padding; last is the last of
+            these, cls the first.
+        vision: Export the vision tower of a checkpoint that has one; the model then takes images.
+            Engines and --proof layers take text alone.
+        mtp: Export the head for multi-token prediction of a checkpoint that has one, for generate
+            --draft mtp. Engines and --proof layers take none.
         dims: Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.
         tune: Choose lowerings by measuring them on this machine.
         bench: Measure latency and memory.
@@ -143,11 +139,10 @@ def convert(
         seed: Seed of all random inputs; recorded.
         dump_passes: New folder for the graph before and after each pass that changes it, with a
             readable difference.
-        stop_after: Name of the last pass to run; its graph is in the folder of --dump-passes, and
-            no artifact is made.
+        stop_after: With --dump-passes: name of the last pass to run. No artifact is made.
         overwrite: Replace an earlier artifact once this one is complete.
-        trust_remote_code: Run the Python code that a Hugging Face model folder brings along:
-            whatever its author wrote there can do what you can.
+        trust_remote_code: Run the Python code in a Hugging Face model folder. It can do whatever
+            you can.
         isolated: Convert in a process of its own, without network, that reads and writes nothing
             else; a crash is an error. For models of strangers.
         max_memory: For --isolated: GiB of memory it may take.
