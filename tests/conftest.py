@@ -162,7 +162,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     from linexport import targets
     from linexport.parity.reference.plain_export import PlainExport
 
-    for module in ("diverge", "layers"):
+    for module in ("diverge", "language.layers"):
         monkeypatch.setattr(f"linexport.parity.{module}.run_plain_export", lambda *_: PlainExport())
 
     def spoil(name: str, change: Callable[[Any], Any]) -> None:
