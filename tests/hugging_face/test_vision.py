@@ -372,7 +372,7 @@ def test_weights_of_multi_token_prediction_are_named_as_left_out(tmp_path: Path)
         ("qwen3_5", "patches.text_positions.mark", lambda model: None, "logits"),
         pytest.param(
             "lfm2_vl",
-            "loaders.hugging_face.vision.lfm2_vl.places",
+            "sources.hugging_face.vision.lfm2_vl.places",
             lambda count, width, merge=1: (torch.arange(count) // width, torch.zeros(count).long()),
             "image_features",
             marks=pytest.mark.slow,

@@ -29,8 +29,7 @@ from linexport.parity.cases import (
 )
 from linexport.parity.check import _cases
 from linexport.parity.compare import EDGES, compare_arrays
-from linexport.parity.streams.splits import LONG_STREAM
-from linexport.parity.streams.splits import long, usual
+from linexport.parity.streams.splits import LONG_STREAM, long, usual
 from linexport.parity.tolerances import TOLERANCES
 from linexport.sources import LoadedModel, Source
 
