@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from linexport.timing.throughput import Workload
 
 FORMS = ("md", "json", "csv")
-"""Formats that --output prints."""
+"""Formats that --format prints."""
 
 
 def bench(
@@ -83,11 +83,10 @@ def bench(
             rich_help_panel=Panel.CHECKS,
         ),
     ] = 5,
-    output: Annotated[
+    form: Annotated[
         str | None,
         typer.Option(
-            "-o",
-            "--output",
+            "--format",
             help="Print pp and tg as md, json or csv.",
             autocompletion=completion(lambda: FORMS),
             rich_help_panel=Panel.COMMON,
@@ -112,14 +111,14 @@ def bench(
 ) -> None:
     """Measure an artifact beside a plain export and eager PyTorch.
 
-    Without --prefill, --decode, --depth, --output and --plot: whole sequences, one decode step and
+    Without --prefill, --decode, --depth, --format and --plot: whole sequences, one decode step and
     peak memory. With any of them: prefill and decode in tokens a second, from a state that has
     seen so many tokens; by default pp512 and tg128 at depth 0.
     """
     with guarded_in_time(json, time_limit):
         from linexport.conversion import revalidate
 
-        work = _workload(prefill, decode, depth, repeats, output, plot)
+        work = _workload(prefill, decode, depth, repeats, form, plot)
         manifest = revalidate.bench(
             artifact,
             source=source,
@@ -128,7 +127,7 @@ def bench(
             threads=threads,
             seed=seed,
             trust_remote_code=trust_remote_code,
-            progress=Spinner(quiet=json or output is not None),
+            progress=Spinner(quiet=json or form is not None),
             provider=provider,
             strict=strict,
             trust=trust_of(key, newer_than),
@@ -136,7 +135,7 @@ def bench(
         if work is None or json:
             finish(manifest, artifact, json)
         else:
-            _print(manifest, output or "md")
+            _print(manifest, form or "md")
         if plot is not None:
             _plot(manifest, plot)
 
@@ -146,14 +145,14 @@ def _workload(
     decode: str | None,
     depth: str | None,
     repeats: int,
-    output: str | None,
+    form: str | None,
     plot: Path | None,
 ) -> Workload | None:
     """Return what is to be measured; None for whole sequences."""
-    if not any((prefill, decode, depth, output, plot)):
+    if not any((prefill, decode, depth, form, plot)):
         return None
-    if output not in (None, *FORMS):
-        raise UsageError(f"--output {output}: expected md, json or csv.")
+    if form not in (None, *FORMS):
+        raise UsageError(f"--format {form}: expected md, json or csv.")
     from linexport.timing.throughput import Workload
 
     usual = Workload()
@@ -201,5 +200,5 @@ def register(app: typer.Typer) -> None:
         bench,
         "linexport bench model.artifact",
         "linexport bench model.artifact --lengths 128,1024 --threads 4",
-        "linexport bench model.artifact -p 512 -n 128 -d 0,8192 --output md",
+        "linexport bench model.artifact -p 512 -n 128 -d 0,8192 --format md",
     )

@@ -156,7 +156,7 @@ def test_words_offered_are_in_the_help() -> None:
         ("linexport quantize a --weights int", "int8 int4"),
         ("linexport serve a --provider c", "cpu cuda"),
         ("linexport package a --for tr", "transformers.js triton"),
-        ("linexport bench a --output ", "md json csv"),
+        ("linexport bench a --format ", "md json csv"),
         ("linexport generate a --draft n", "ngram"),
         ("linexport plugins path c", "cpu cuda"),
     ],

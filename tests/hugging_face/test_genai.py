@@ -109,10 +109,10 @@ def test_what_cannot_be_written_is_refused(
         write_genai(converted("language_model"), converted("small"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    done = cli("genai", converted("language_model"), "--output", tmp_path / "full")
+    command = ("package", converted("language_model"), "--for", "genai", "--output")
+    done = cli(*command, tmp_path / "full")
     assert done.code == 2 and "other things in it" in done.err
-    done = cli("genai", converted("language_model"), "--output", tmp_path / "new", "--json")
-    assert done.json()["output"] == str(tmp_path / "new")
+    assert cli(*command, tmp_path / "new", "--json").json()["status"] == "ok"
     assert (tmp_path / "new" / CONFIG).is_file()
 
 

@@ -49,7 +49,7 @@ def test_prefill_and_decode_at_depths(
     plot = tmp_path / "plot.svg"
     done = cli(
         "bench", artifact, "--source", factories.source("small"), "--threads", 1, "-p", "7",
-        "-n", "3", "-d", "0,10", "-r", 2, "-o", "json", "--plot", plot,
+        "-n", "3", "-d", "0,10", "-r", 2, "--format", "json", "--plot", plot,
     )  # fmt: skip
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
@@ -77,7 +77,7 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     source = ("--source", factories.source("small"), "--threads", 1)
     for arguments, message in (
-        (("-o", "xml"), "expected md, json or csv"),
+        (("--format", "xml"), "expected md, json or csv"),
         (("-p", "0"), "expected integers of at least 1"),
         (("-d", "-1"), "expected integers of at least 0"),
     ):
