@@ -22,6 +22,9 @@ from linexport.sources.bounds import UNLIKELY, bounds_of
 SUMS_TO_ONE = 1e-4
 """Error of a sum of probabilities."""
 
+SHORTEST_ORDER = 3
+"""Values in order at least: each of a batch of two is above or below the other."""
+
 MOSTLY, RARELY = 0.8, 0.2
 """Shares of true values in masks, by what most values of the example are."""
 
@@ -68,10 +71,13 @@ def _order(example: Tensor, dims: Sequence[int | str]) -> tuple[int, int]:
 def _direction(example: Tensor, axis: int) -> int:
     """Return 1 of values that ascend along an axis, -1 where they descend, 0 of others."""
     size = example.shape[axis]
+    if size < SHORTEST_ORDER:
+        return 0
     steps = example.movedim(axis, -1).to(torch.float64).diff(dim=-1)
-    # So many random rows are all in order with this probability.
-    chance = -int((steps != 0).any(-1).sum()) * math.lgamma(size + 1)
-    if example.dtype == torch.bool and chance:
+    # So many random rows are all in one of the two orders with this probability.
+    rows = int((steps != 0).any(-1).sum())
+    chance = math.log(2) - rows * math.lgamma(size + 1)
+    if example.dtype == torch.bool and rows:
         chance = math.prod(steps.shape[:-1]) * (math.log(2 * size) - size * math.log(2))
     if chance > math.log(UNLIKELY):
         return 0
