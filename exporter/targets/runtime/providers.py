@@ -78,7 +78,7 @@ class Provider:
 
     ort_name: str
     package: str
-    purpose: str
+    purpose: str = field(default="run artifacts", kw_only=True)
     module: str | None = None
     device: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ PROVIDERS = {
     CUDA: Provider(
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
-        "run artifacts on NVIDIA GPUs, also those of target ort-cuda",
+        purpose="run artifacts on NVIDIA GPUs, also those of target ort-cuda",
         options=lambda threads: {"use_tf32": "0"},
         has_kernels=True,
         needs="CUDA's libraries and cuDNN are installed by pip install "
@@ -104,7 +104,7 @@ PROVIDERS = {
     "tensorrt": Provider(
         "TensorrtExecutionProvider",
         "onnxruntime-gpu",
-        "run artifacts on NVIDIA GPUs by TensorRT, within ONNX Runtime",
+        purpose="run artifacts on NVIDIA GPUs by TensorRT, within ONNX Runtime",
         needs="CUDA's libraries and cuDNN are installed by pip install "
         "'onnxruntime-gpu[cuda,cudnn]'; those of TensorRT, libnvinfer and libnvonnxparser of the "
         "version named, must be on the path of libraries (LD_LIBRARY_PATH).",
@@ -112,14 +112,14 @@ PROVIDERS = {
     "nv-tensorrt-rtx": Provider(
         "NvTensorRTRTXExecutionProvider",
         "onnxruntime-ep-nv-tensorrt-rtx",
-        "run artifacts on NVIDIA RTX GPUs by TensorRT-RTX, within ONNX Runtime",
         "onnxruntime_ep_nv_tensorrt_rtx",
+        purpose="run artifacts on NVIDIA RTX GPUs by TensorRT-RTX, within ONNX Runtime",
     ),
     "openvino": Provider(
         "OpenVINOExecutionProvider",
         "onnxruntime-ep-openvino",
-        "run artifacts on Intel's processors by OpenVINO",
         "onnxruntime_ep_openvino",
+        purpose="run artifacts on Intel's processors by OpenVINO",
         device={"ov_device": "CPU"},
         built_in={"device_type": "CPU"},
         options=_openvino,
@@ -130,8 +130,8 @@ PROVIDERS = {
     "webgpu": Provider(
         "WebGpuExecutionProvider",
         "onnxruntime-ep-webgpu",
-        "run artifacts on graphics processors of any vendor",
         "onnxruntime_ep_webgpu",
+        purpose="run artifacts on graphics processors of any vendor",
         # In its own layout, NHWC, ONNX Runtime's record has hardly any of the nodes that it runs.
         settings={"ep.webgpuexecutionprovider.preferredLayout": "NCHW"},
         advice="It takes graphics processors alone; the package onnxruntime-webgpu, installed in "
