@@ -436,16 +436,19 @@ OTHERS = {
 }
 
 
-def test_a_jpeg_file_of_many_scans_is_not_decoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["JPEG", "MPO"])
+def test_a_jpeg_file_of_many_scans_is_not_decoded(form: str, tmp_path: Path) -> None:
     """Each scan goes over all pixels: one of few bytes costs as much as the whole picture."""
-    content = io.BytesIO()
-    image.new("RGB", (64, 64), (9, 8, 7)).save(content, "JPEG", progressive=True)
+    content, path = io.BytesIO(), tmp_path / "a.jpg"
+    picture = image.new("RGB", (64, 64), (9, 8, 7))
+    several = {"save_all": True, "append_images": [picture]} if form == "MPO" else {}
+    picture.save(content, form, progressive=True, **several)
     found = content.getvalue()
-    last, path = found[found.rindex(b"\xff\xda") : -2], tmp_path / "a.jpg"
-    own = found.count(b"\xff\xda")
-    path.write_bytes(found[:-2] + last * (image_processor.MOST_SCANS - own) + found[-2:])
+    end, own = found.index(b"\xff\xd9"), found.count(b"\xff\xda")
+    last = found[found.rindex(b"\xff\xda", 0, end) : end]
+    path.write_bytes(found[:end] + last * (image_processor.MOST_SCANS - own) + found[end:])
     assert image_processor.read_picture(path).size == (64, 64)
-    path.write_bytes(found[:-2] + last * (image_processor.MOST_SCANS - own + 1) + found[-2:])
+    path.write_bytes(found[:end] + last * (image_processor.MOST_SCANS - own + 1) + found[end:])
     with pytest.raises(UsageError, match="has 101 scans; at most 100"):
         image_processor.read_picture(path)
 

@@ -111,6 +111,7 @@ def read_picture(path: Path) -> Image:
     """
     try:
         from PIL import Image, ImageOps
+        from PIL.JpegImagePlugin import JpegImageFile
     except ImportError:
         raise EnvironmentProblemError(f"Reading {path} needs Pillow: {EXTRA}.") from None
     try:
@@ -122,7 +123,8 @@ def read_picture(path: Path) -> Image:
                         f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are "
                         "decoded. Scale it down."
                     )
-            if picture.format == "JPEG" and (scans := _scans(path)) > MOST_SCANS:
+            # A file of several pictures has the format MPO, and its first is decoded as JPEG is.
+            if isinstance(picture, JpegImageFile) and (scans := _scans(path)) > MOST_SCANS:
                 raise UsageError(
                     f"{path} has {scans} scans; at most {MOST_SCANS} are decoded. Save it again."
                 )
