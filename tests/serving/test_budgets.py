@@ -31,7 +31,7 @@ from linexport.artifact import Artifact
 from linexport.graph.footprint import Footprint
 from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import LocalComputing
-from linexport.serving.http import accepting, inference
+from linexport.serving.http import accepting, inference, json_reader
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
 from linexport.serving.http.connection import HEADER_BYTES, HEADERS
@@ -210,6 +210,28 @@ def test_numbers_are_those_of_the_list(values: list[float], rows: int) -> None:
     np.testing.assert_array_equal(as_float, np.array(nested, np.float64).ravel())
     whole = found.array(np.dtype(np.int64))
     assert (whole is not None) == all(isinstance(v, int) for v in values)
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        json_reader.AT_ONCE - 3,
+        json_reader.AT_ONCE - 2,
+        json_reader.AT_ONCE - 1,
+        json_reader.AT_ONCE,
+        5 * json_reader.AT_ONCE,
+    ],
+)
+def test_any_spaces_stand_between_numbers(spaces: int) -> None:
+    """More than are read at once behind a number were taken for a damaged one."""
+    blank = " " * spaces
+    for text in (f"[12{blank},3]", f"[12,{blank}3]", f"[12,3{blank}]", f"[1,{blank}2{blank},3]"):
+        assert JsonReader(text.encode()).numbers(()).parts[0][0] == json.loads(text)[0]
+        assert len(JsonReader(text.encode()).numbers(())) == len(json.loads(text))
+    with pytest.raises(JsonError, match="damaged|comma is missing"):
+        JsonReader(f"[12{blank}3]".encode()).numbers(())
+    with pytest.raises(JsonError, match="damaged, or too long"):
+        JsonReader(f"[{'1' * (spaces + json_reader.AT_ONCE)},2]".encode()).numbers(())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "uint64", "bool"])

@@ -183,19 +183,20 @@ class JsonReader:
         self._at += 1
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Read characters of a pattern: a few thousand at most, then up to a comma.
+        """Read characters of a pattern: a few thousand at most, up to a comma or to spaces at their end.
 
         Raises:
-            JsonError: there is no comma among so many.
+            JsonError: there is neither among so many.
         """
         found = pattern.match(self._text, self._at, self._at + AT_ONCE)
         assert found is not None
-        end = found.end()
-        if end == self._at + AT_ONCE:
-            end = self._text.rfind(",", self._at, end) + 1
-            if not end:
+        text = found[0]
+        if len(text) == AT_ONCE:
+            whole = text[: text.rfind(",") + 1] or text.rstrip(" \t\n\r")
+            if len(whole) == AT_ONCE and not whole.endswith(","):
                 raise JsonError("a number is damaged, or too long", self._at)
-        text, self._at = self._text[self._at : end], end
+            text = whole
+        self._at += len(text)
         return text
 
     def _open(self, bracket: str) -> None:
