@@ -23,6 +23,7 @@ from linexport.errors import TimeLimitError
 from linexport.system import time_limit
 from linexport.system.time_limit import limited
 from linexport.targets.base import OrtSession
+from tests.serving.test_process import process
 from tests.support.serving import alone, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -157,6 +158,21 @@ def test_a_request_whose_call_does_not_end_ends_nobody_else(
         assert text.result().json()["choices"][0]["text"] == own
         again = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert again.json()["choices"][0]["text"] == own
+
+
+@pytest.mark.services
+def test_the_program_goes_on_after_a_call_that_was_ended(
+    changed: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    folder = changed("language_model", lambda model: endless(model, "output", 7))
+    with process(start, folder, "--port", 0, "--time-limit", 1) as (running, url):
+        body = {"model": folder.name, "max_tokens": 3}
+        for prompt, status in (([65, 7], 504), ([65, 66], 200)) * 2:
+            answer = httpx2.post(
+                f"{url}/v1/completions", json={**body, "prompt": prompt}, timeout=60
+            )
+            assert answer.status_code == status
+        assert running.poll() is None
 
 
 # Opening ------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from linexport.artifact import Artifact
 from linexport.graph.footprint import Footprint
 from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import LocalComputing
-from linexport.serving.http import accepting, inference, json_reader
+from linexport.serving.http import accepting, inference, json_reader, pieces
 from linexport.serving.http.accepting import Acceptor
 from linexport.serving.http.budget import Budget
 from linexport.serving.http.connection import HEADER_BYTES, HEADERS
@@ -228,7 +228,7 @@ def test_any_spaces_stand_between_numbers(spaces: int) -> None:
     for text in (f"[12{blank},3]", f"[12,{blank}3]", f"[12,3{blank}]", f"[1,{blank}2{blank},3]"):
         assert JsonReader(text.encode()).numbers(()).parts[0][0] == json.loads(text)[0]
         assert len(JsonReader(text.encode()).numbers(())) == len(json.loads(text))
-    with pytest.raises(JsonError, match="damaged|comma is missing"):
+    with pytest.raises(JsonError, match=r"damaged|comma is missing"):
         JsonReader(f"[12{blank}3]".encode()).numbers(())
     with pytest.raises(JsonError, match="damaged, or too long"):
         JsonReader(f"[{'1' * (spaces + json_reader.AT_ONCE)},2]".encode()).numbers(())
@@ -503,14 +503,14 @@ def test_a_body_that_goes_on_after_the_answer_is_not_waited_for(model: Artifact)
 
 def test_a_request_that_has_its_answer_gets_no_other(model: Artifact) -> None:
     """Pieces over a limit that come behind an answer end the connection, without a second one."""
-    with served(model, max_body=1_000) as small:
+    with served(model, max_body=1_000, request_seconds=60) as small:
         head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         with socket.create_connection(("127.0.0.1", small.port), timeout=10) as raw:
             raw.sendall(head.encode() + b"7d0\r\n" + b" " * 2000 + b"\r\n")
             answer = raw.recv(2**16)
             assert answer.startswith(b"HTTP/1.1 413")
             try:
-                raw.sendall(b"1;" + b"a" * HEADER_BYTES + b"\r\n")
+                raw.sendall((b"1;" + b"a" * 2_000 + b"\r\n \r\n") * pieces.AT_ONCE)
                 while more := raw.recv(2**16):
                     answer += more
             except ConnectionError:

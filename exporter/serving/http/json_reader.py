@@ -183,7 +183,7 @@ class JsonReader:
         self._at += 1
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Read characters of a pattern: a few thousand at most, up to a comma or to spaces at their end.
+        """Read characters of a pattern: a few thousand at most, up to a comma or spaces.
 
         Raises:
             JsonError: there is neither among so many.
