@@ -31,6 +31,7 @@ def _print(report: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from linexport.inspection.doctor import parts
     from linexport.system.terminal import plain_console
 
     console = plain_console(highlight=False)
@@ -44,8 +45,7 @@ def _print(report: dict[str, Any]) -> None:
     for provider in report["providers"]:
         text = "opened and run" if provider["works"] else provider["error"]
         table.add_row(provider["name"], _mark(provider["works"]), text)
-    parts = {**report["libraries"], **report["tensorrt"], **report["extras"]}
-    for name, part in parts.items():
+    for name, part in parts(report).items():
         table.add_row(name, _mark(part["version"] is not None), part["version"] or part["error"])
     console.print(table)
     if report["usable"]:

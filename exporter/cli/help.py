@@ -79,14 +79,13 @@ def usage(command: Any, name: str) -> str:
 
 
 def _print(command: Any, ctx: Any) -> None:
-    from rich.console import Console
+    from linexport.system.terminal import plain_console
 
-    console = Console(highlight=False)
+    console = plain_console(highlight=False)
     console.width = min(console.width, WIDEST)
-    print_ = console.print
-    print_(f"Usage: {usage(command, ctx.command_path)}\n", markup=False, style="bold")
+    console.print(f"Usage: {usage(command, ctx.command_path)}\n", markup=False, style="bold")
     for paragraph in (command.help or "").split("\n\n"):
-        print_(f"{' '.join(paragraph.split())}\n", markup=False)
+        console.print(f"{' '.join(paragraph.split())}\n", markup=False)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     panels = {"Arguments": arguments} | options_by_panel(command)
     rows = {title: [(_names(p), _help(p)) for p in listed] for title, listed in panels.items()}
@@ -99,8 +98,8 @@ def _print(command: Any, ctx: Any) -> None:
         if part:
             _print_panel(console, title, part, width)
     if command.epilog:
-        print_("Examples:", style="bold")
-        print_("\n".join(f"  {line}" for line in command.epilog.splitlines()), markup=False)
+        console.print("Examples:", style="bold")
+        console.print("\n".join(f"  {line}" for line in command.epilog.splitlines()), markup=False)
 
 
 def _print_panel(

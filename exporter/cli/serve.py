@@ -100,7 +100,7 @@ def serve(
                 fg="yellow",
                 err=True,
             )
-        # What ends no node is waited for: a request does not end the server.
+        # A call that cannot be ended within a node is waited for: no request ends the server.
         with limited(most.time_limit):
             serve(service, address, lambda url: echo(f"{service.name} at {url}", err=True))
 

@@ -27,7 +27,7 @@ STATELESS = ("canonicalise", "fuse", "scan", "absorb", "tidy")
 """Stages whose passes leave the inputs and outputs of the graph as they are."""
 
 TARGET = "target"
-"""Stage of the passes of one target, which run after all others; see ``registry.target_passes``."""
+"""Stage of the passes of one target, which run after all others; see ``passes.target_passes``."""
 
 M = TypeVar("M")
 

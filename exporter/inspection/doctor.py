@@ -84,6 +84,11 @@ def examine() -> dict[str, Any]:
     return report
 
 
+def parts(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what may be missing, besides what linexport needs: libraries, TensorRT, extras."""
+    return {**report["libraries"], **report["tensorrt"], **report["extras"]}
+
+
 def _working(report: dict[str, Any]) -> set[str]:
     return {provider["name"] for provider in report["providers"] if provider["works"]}
 
@@ -102,8 +107,7 @@ def _usable(report: dict[str, Any]) -> Iterator[str]:
         found = report["tensorrt"][name]["version"] is not None
         works[name] = found and (report["gpu"] is not None or not flavour.on_gpu)
     works |= {name: part["version"] is not None for name, part in report["extras"].items()}
-    parts = {**report["libraries"], **report["tensorrt"], **report["extras"]}
-    for name, part in parts.items():
+    for name, part in parts(report).items():
         if works[name]:
             yield part["purpose"]
 
@@ -113,7 +117,7 @@ def _missing(report: dict[str, Any]) -> Iterator[dict[str, str]]:
     for name, version in report["required"].items():
         if version is None:
             yield {"what": name, "why": NEEDED, "install": f"pip install {name}"}
-    for name, part in {**report["libraries"], **report["tensorrt"], **report["extras"]}.items():
+    for name, part in parts(report).items():
         if part["version"] is None:
             yield {"what": name, "why": part["purpose"], "install": part["install"]}
     here = {provider["name"] for provider in report["providers"]}

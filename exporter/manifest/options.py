@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import shlex
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 OPTION_KEY = "option"
 """Key of a field's metadata under which its ``CommandLineOption`` is kept."""
@@ -87,7 +87,7 @@ class ConvertOptions:
         "--precision",
         Panel.COMMON,
         "For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.",
-        words=("fp32", "fp16", "bf16"),
+        words=get_args(Precision),
     )
     weights: str = _option(
         FLOAT32,
@@ -95,7 +95,7 @@ class ConvertOptions:
         Panel.COMMON,
         "For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; or auto, "
         "4 or 8 bits for each weight until --max-kld holds.",
-        words=(FLOAT32, "fp16", "bf16", "int8", "int4", "auto"),
+        words=get_args(Weights),
     )
     data: str | None = _option(
         None,
@@ -133,7 +133,7 @@ class ConvertOptions:
         "With --weights int4 or int8, of a Hugging Face folder: whole compares the whole float32 "
         "model with the original; layers compares one layer at a time, which takes less memory. "
         "By default layers where memory is short, else whole.",
-        words=("whole", "layers"),
+        words=get_args(Proof),
     )
     inline: bool = _option(
         False,
@@ -182,7 +182,7 @@ class ConvertOptions:
         "For a base model in a Hugging Face folder: one vector for each sequence, in place of its "
         "hidden states. mean is over tokens that are not padding; last is the last of these, cls "
         "the first.",
-        words=("mean", "last", "cls"),
+        words=get_args(Pooling),
     )
     vision: bool = _option(
         True,

@@ -44,7 +44,7 @@ def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
 
     if not isinstance(value, dict) or "linexport" not in value or "format" not in value:
         raise UsageError(f"{name} is not a linexport manifest.")
-    if value["format"] not in READ or isinstance(value["format"], bool):
+    if value["format"] not in READ:
         raise UsageError(
             f"{name} has format {_shown(value['format'])}; this version of linexport reads "
             f"{' and '.join(map(str, READ))}. Use the version that made it, or convert the model "

@@ -551,5 +551,4 @@ def test_commands_print_through_one_function() -> None:
     assert sorted(direct) == [
         "__init__.py: typer.echo(context.get_help())",
         "__init__.py: typer.echo(f'linexport {__version__}')",
-        "help.py: Console(highlight=False)",
     ]

@@ -7,7 +7,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -176,6 +176,7 @@ def test_the_signature_and_the_docstring_of_convert_have_every_option() -> None:
 
 def test_the_help_names_the_registered_targets() -> None:
     assert cli_options.target_names() == sorted(targets.listings())
+    assert sorted(get_args(options.TargetName)) == sorted(targets.listings(others=False))
 
 
 def test_paths_and_lists_are_kept_as_text_and_tuples() -> None:

@@ -62,11 +62,7 @@ def usual(limits: DimRange, longest: int | None, seed: int) -> list[Split]:
         longest: the tokens that a sequence may have; None for any number.
         seed: of the random places.
     """
-    wanted = (
-        SPLIT_TOKENS
-        if limits.multiple == 1
-        else max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
-    )
+    wanted = max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
     length = limits.nearest(wanted if longest is None else min(wanted, longest))
     units = length // limits.multiple
     if units < 2:

@@ -97,25 +97,21 @@ class TurnQueue:
     """Connections that go on with their pieces: one in each turn of the event loop, in order."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._called = False
+        self._waiting: deque[Callable[[], None]] = deque()  # the first goes on in the next turn
 
     def add(self, go_on: Callable[[], None]) -> None:
         """Let a connection go on when its turn has come."""
         self._waiting.append(go_on)
-        self._call()
-
-    def _call(self) -> None:
-        if self._waiting and not self._called:
-            self._called = True
+        if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        self._called = False
         try:
-            self._waiting.popleft()()
+            self._waiting[0]()
         finally:
-            self._call()
+            self._waiting.popleft()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._next)
 
 
 class HeldFlow(FlowControl):

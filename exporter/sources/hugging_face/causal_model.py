@@ -63,10 +63,8 @@ class CausalModel(nn.Module):
         taken, inner = (
             parameters.signature(f) for f in (model.forward, model.get_decoder().forward)
         )
-        named, inside = (
-            parameters.match(taken, DEFAULT_PARAMETERS),
-            parameters.match(inner, DEFAULT_PARAMETERS),
-        )
+        named = parameters.match(taken, DEFAULT_PARAMETERS)
+        inside = parameters.match(inner, DEFAULT_PARAMETERS)
         # A model with a tower passes on what it does not name, and may annotate it otherwise.
         self.named = {**(inside if parameters.takes_any(taken) else {}), **named}
         self._takes_positions = "position_ids" in named

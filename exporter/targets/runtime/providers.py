@@ -73,7 +73,7 @@ class Provider:
         advice: what to try where the library offers no device.
         needs: of NVIDIA's that are part of ONNX Runtime, what installs the libraries they load.
         amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
-        has_kernels: it has them of the operators of ONNX Runtime's in ``definitions``.
+        has_kernels: it has them of the operators of ONNX Runtime's in ``lowering.op_functions``.
     """
 
     ort_name: str

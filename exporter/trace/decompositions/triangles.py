@@ -72,10 +72,8 @@ def mark_triangular(program: torch.export.ExportedProgram) -> torch.export.Expor
                 "no operator. A triangular one is solved by torch.linalg.solve_triangular, or is "
                 f"made by tril, triu or masked_fill before it is inverted.{line}"
             )
-        node.target, node.args = (
-            triangular_inverse.OPERATOR,
-            (matrix, not filled <= LOWER, found.unit),
-        )
+        node.target = triangular_inverse.OPERATOR
+        node.args = (matrix, not filled <= LOWER, found.unit)
     program.graph_module.recompile()
     return program
 
