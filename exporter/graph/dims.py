@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from linexport.errors import UsageError
+
+Shape = Sequence[int | str]
+"""Sizes by axis: numbers, and symbols of dynamic sizes ("" for one without a name)."""
+
+StaticShape = tuple[int, ...]
+"""Sizes by axis, all of them numbers."""
 
 PAST = "past"
 """The dimension of rows of keys and values that earlier calls left."""

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.tensors import constant_values
 
 END = np.iinfo(np.int64).max
 """The end of an axis as exporters write it."""
@@ -80,9 +81,10 @@ def is_of_weights(tensor: gs.Tensor) -> bool:
     """Return whether a tensor depends on no input of the graph but by its sizes."""
     seen, pending = set[int](), [tensor]
     while pending:
-        for node in pending.pop().inputs or [None]:
-            if node is None:
-                return False
+        makers = pending.pop().inputs
+        if not makers:
+            return False
+        for node in makers:
             if id(node) not in seen and node.op not in SIZES_ONLY:
                 seen.add(id(node))
                 pending += [
@@ -101,7 +103,7 @@ def is_read(graph: gs.Graph, tensor: gs.Tensor) -> bool:
     return bool(tensor.outputs) or is_output(graph, tensor)
 
 
-def replace_all_uses_with(node: gs.Node, values: list[gs.Tensor]) -> None:
+def replace_all_uses_with(node: gs.Node, values: Sequence[gs.Tensor]) -> None:
     """Let consumers of a node's outputs read ``values`` instead, and disconnect the node.
 
     Values without a known shape take the type and the shape of what they replace.
@@ -153,7 +155,7 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
         before, after = (list(t.shape or ()) for t in (source, node.outputs[0]))
         named = before and not any(size in (None, "") for size in before)
         return source if named and before == after else None
-    if node.op in ("Cast", "CastLike"):
+    if node.op in ("Cast", "CastLike") and source is not None:
         to = _code(node.attrs["to"]) if node.op == "Cast" else element_type_of(node.inputs[1])
         return source if to is not None and element_type_of(source) == to else None
     return None
@@ -178,20 +180,23 @@ def _times_one(node: gs.Node) -> gs.Tensor | None:
 
 def _slices_nothing_off(node: gs.Node) -> bool:
     """Return whether a Slice takes every element, from the first to beyond any last."""
-    starts, ends, *rest = node.inputs[1:]
-    if not all(isinstance(tensor, gs.Constant) for tensor in (ends, *rest)):
+    starts, *others = (constant_values(tensor) for tensor in node.inputs[1:])
+    known = [values for values in others if values is not None]
+    if len(known) != len(others):
         return False
-    steps = rest[1].values if len(rest) > 1 else np.ones(1)
-    if not ((ends.values == END).all() and (steps == 1).all()):
+    ends, *rest = known
+    steps = rest[1] if len(rest) > 1 else np.ones(1)
+    if not ((ends == END).all() and (steps == 1).all()):
         return False
-    if isinstance(starts, gs.Constant):
-        return bool((starts.values == 0).all())
-    return bool(rest) and rest[0].values.size == 1 and _starts_a_length_before(node)
+    if starts is not None:
+        return bool((starts == 0).all())
+    axis = rest[0].item() if rest and rest[0].size == 1 else None
+    return axis is not None and _starts_a_length_before(node, axis)
 
 
-def _starts_a_length_before(node: gs.Node) -> bool:
+def _starts_a_length_before(node: gs.Node, axis: int) -> bool:
     """Return whether a Slice's start, computed in the graph, is minus the sliced axis' size."""
-    source, start, axis = node.inputs[0], _unwrapped(node.inputs[1]), node.inputs[3].values.item()
+    source, start = node.inputs[0], _unwrapped(node.inputs[1])
     if start is None or start.op != "Neg" or source.shape is None:
         return False
     size = _unwrapped(start.inputs[0])

@@ -54,8 +54,9 @@ def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
     if node.op == "Constant" and not node.domain:
         stored = stored_value(node)
         return None if stored is None else [gs.Constant(node.outputs[0].name, stored)]
-    constants = [tensor for tensor in node.inputs if not tensor.is_empty()]
-    if node.domain or not constants or not all(isinstance(t, gs.Constant) for t in constants):
+    given = [tensor for tensor in node.inputs if not tensor.is_empty()]
+    constants = [tensor for tensor in given if isinstance(tensor, gs.Constant)]
+    if node.domain or not constants or len(constants) != len(given):
         return None
     if not all(map(is_readable, constants)):
         log.debug("%s %r is not folded: NumPy lacks the type of a constant", node.op, node.name)
@@ -115,9 +116,10 @@ def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:
     sizes = list(shape.inputs[0].shape)[shape.attrs.get("start", 0) : shape.attrs.get("end")]
     places = np.arange(len(sizes))
     if node is not shape:
-        if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
+        known = [t for t in node.inputs[1:] if isinstance(t, gs.Constant)]
+        if len(known) != len(node.inputs) - 1:
             return None
-        known = [gs.Constant(node.inputs[0].name, places), *node.inputs[1:]]
+        known.insert(0, gs.Constant(node.inputs[0].name, places))
         found = evaluate(node, known, opset)
         if found is None:
             return None

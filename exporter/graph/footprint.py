@@ -19,6 +19,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from linexport.graph.dims import StaticShape
 from linexport.graph.walk import reads, subgraphs
 
 log = logging.getLogger(__name__)
@@ -40,14 +41,12 @@ HEADS = ("q_num_heads", "num_heads")
 QUANTISED = "MatMulNBits"
 """ONNX Runtime's product with a quantised weight, of which onnx has no shape: N columns."""
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class _Value:
     """A value: its shape and type, and its numbers where they are known."""
 
-    shape: Shape
+    shape: StaticShape
     kind: int
     numbers: np.ndarray | None = None
 
@@ -289,7 +288,7 @@ def _longest(values: Mapping[str, _Value]) -> int:
     return max((max(v.shape, default=1) for v in values.values()), default=1)
 
 
-def _without(shape: Shape, axis: int) -> Shape:
+def _without(shape: StaticShape, axis: int) -> StaticShape:
     kept = list(shape)
     del kept[axis]
     return tuple(kept)

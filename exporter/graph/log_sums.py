@@ -12,6 +12,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.graph.tensors import known_shape
 
 LOWEST = -1e30
 """The logarithm of an empty sum: finite, so that differences are."""
@@ -39,8 +40,8 @@ def write_scan(graph: gs.Graph, node: gs.Node, found: tuple[gs.Tensor, int]) -> 
     """Have the value of such a logarithm computed by a Scan."""
     (x, axis), (result,) = found, node.outputs
     node.outputs.clear()
-    rest = [place for place in range(len(x.shape)) if place != axis]
-    others = [x.shape[place] for place in rest]
+    rest = [place for place in range(len(known_shape(x))) if place != axis]
+    others = [known_shape(x)[place] for place in rest]
 
     def value(name: str, shape: list[int | str]) -> gs.Variable:
         return gs.Variable(f"{result.name}/{name}", np.float32, shape)
@@ -69,7 +70,7 @@ def write_scan(graph: gs.Graph, node: gs.Node, found: tuple[gs.Tensor, int]) -> 
         name=f"{result.name}/token",
         opset=graph.opset,
     )
-    sizes = gs.Variable(f"{result.name}/sizes", np.int64, [len(x.shape)])
+    sizes = gs.Variable(f"{result.name}/sizes", np.int64, [len(known_shape(x))])
     kept = gs.Variable(f"{result.name}/kept", np.int64, [len(rest)])
     places = gs.Constant(f"{result.name}/places", np.asarray(rest, np.int64))
     start, last = value("start", others), value("last", others)

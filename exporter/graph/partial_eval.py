@@ -17,6 +17,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from linexport.graph.folding import is_readable, stored_value
 from linexport.graph.monomials import Size, parse
+from linexport.graph.tensors import known_shape
 
 LARGEST = 4096
 """Elements of a tensor worth evaluating."""
@@ -130,7 +131,7 @@ class Values:
 def stated_sizes(tensor: gs.Tensor) -> list[Size] | None:
     """Return the sizes the graph states for a tensor, if it states all of them."""
     whole = tensor.shape is not None and all(size not in (None, "") for size in tensor.shape)
-    return [parse(size) for size in tensor.shape] if whole else None
+    return [parse(size) for size in known_shape(tensor)] if whole else None
 
 
 def _evaluate(node: gs.Node, inputs: list[np.ndarray | None]) -> np.ndarray | None:

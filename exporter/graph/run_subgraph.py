@@ -22,9 +22,9 @@ class NotRunnableError(Exception):
 
 
 def session(
-    inputs: Sequence[gs.Variable],
+    inputs: Sequence[gs.Tensor],
     nodes: Sequence[gs.Node],
-    result: gs.Variable,
+    result: gs.Tensor,
     imports: Mapping[str, int],
 ) -> onnxruntime.InferenceSession:
     """Nodes in ONNX Runtime without optimisations; linexport's have portable bodies.

@@ -64,7 +64,7 @@ def reads_by_number(loop: gs.Node) -> bool:
     own = {t.name for t in body.inputs}
     counted = {t.name for t in body.inputs if t.shape is not None and len(t.shape) == 0}
     for node in body.nodes:
-        data, *places = node.inputs or [None]
+        data, places = next(iter(node.inputs), None), node.inputs[1:]
         outside = isinstance(data, gs.Variable) and data.name not in own
         by_number = any(t.name in counted for t in places)
         if node.op in ELEMENTS and outside and by_number:

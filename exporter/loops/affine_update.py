@@ -12,6 +12,7 @@ its r and b; what mixes elements of the state, such as a delta rule, is left as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from linexport.graph.copies import disconnect
 from linexport.graph.edit import original_of, producer
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 from linexport.loops.step_nodes import broadcast, numbers_in
 from linexport.loops.vectorize_over_time import ELEMENTWISE
 
@@ -57,7 +59,7 @@ def join_sums(scan: gs.Node) -> bool:
     return any(found)
 
 
-def _joined(body: gs.Graph, states: list[gs.Tensor], place: int, known: Values) -> bool:
+def _joined(body: gs.Graph, states: Sequence[gs.Tensor], place: int, known: Values) -> bool:
     step = _Step(body, states, place, known)
     after = original_of(body.outputs[place])
     value = step.values.get(after.name)
@@ -80,12 +82,15 @@ class _Step:
         nodes: what was written to say them, which is not in the body yet.
     """
 
-    def __init__(self, body: gs.Graph, states: list[gs.Tensor], place: int, known: Values) -> None:
+    def __init__(
+        self, body: gs.Graph, states: Sequence[gs.Tensor], place: int, known: Values
+    ) -> None:
         self.state, self._known = states[place], known
         self.nodes: list[gs.Node] = []
         self.of_states = {t.name for t in states}
         self.values = {self.state.name: _Affine(((1.0, None),))}
-        self._made: dict[tuple[object, ...], gs.Tensor] = {
+        self._numbers: dict[float, gs.Constant] = {}
+        self._made: dict[tuple[object, ...], gs.Variable] = {
             (n.op, *map(_key, n.inputs)): n.outputs[0] for n in body.nodes
         }
         for node in body.nodes:
@@ -184,16 +189,17 @@ class _Step:
 
     def written(self, value: _Affine) -> gs.Tensor:
         """Return r S + b as nodes."""
-        kept = self._add("Mul", self._tensor(value.rate), self.state)
-        found = self._add("Add", kept, self._tensor(value.added)) if value.added else kept
-        found.shape = list(self.state.shape)
+        found = self._add("Mul", self._tensor(value.rate), self.state)
+        if value.added:
+            found = self._add("Add", found, self._tensor(value.added))
+        found.shape = list(known_shape(self.state))
         return found
 
     def _tensor(self, terms: Terms) -> gs.Tensor:
         """Return a sum as one tensor."""
         exponent = _exponent(terms)
         if exponent is not None:
-            name = f"{self.state.name}/exponent_{len(self._made)}"
+            name = f"{self.state.name}/exponent_{len(self._made) + len(self._numbers)}"
             return self._add("Exp", gs.Constant(name, np.asarray(exponent, self.state.dtype)))
         found: gs.Tensor | None = None
         for sign, tensor in sorted(terms, key=lambda term: -term[0]):
@@ -207,17 +213,17 @@ class _Step:
         return self._number(0.0) if found is None else found
 
     def _number(self, value: float) -> gs.Tensor:
-        key = ("number", value)
-        if key not in self._made:
-            name = f"{self.state.name}/number_{len(self._made)}"
-            self._made[key] = gs.Constant(name, np.asarray(value, self.state.dtype))
-        return self._made[key]
+        if value not in self._numbers:
+            name = f"{self.state.name}/number_{len(self._made) + len(self._numbers)}"
+            self._numbers[value] = gs.Constant(name, np.asarray(value, self.state.dtype))
+        return self._numbers[value]
 
-    def _add(self, op: str, *inputs: gs.Tensor) -> gs.Tensor:
+    def _add(self, op: str, *inputs: gs.Tensor) -> gs.Variable:
         """Return what a node computes; there is one node of every kind with the same inputs."""
         key = (op, *(_key(t) for t in inputs))
         if key not in self._made:
-            made = gs.Variable(f"{self.state.name}/{op}_{len(self._made)}", self.state.dtype)
+            number = len(self._made) + len(self._numbers)
+            made = gs.Variable(f"{self.state.name}/{op}_{number}", self.state.dtype)
             made.shape = broadcast(None if t.shape is None else list(t.shape) for t in inputs)
             self.nodes.append(gs.Node(op, made.name, {}, list(inputs), [made]))
             self._made[key] = made

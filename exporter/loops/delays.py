@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import index_of, is_read, original_of
 from linexport.graph.partial_eval import Values
 from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.tensors import known_shape
 from linexport.loops.state_components import read_groups
 from linexport.loops.step_nodes import keep_outputs, output_axes, scanned_axes
 from linexport.loops.vectorize_over_time import ScannedTokens
@@ -55,7 +56,7 @@ def delayed_states(values: Values, alone: bool, graph: gs.Graph, scan: gs.Node) 
         if found is None or not zero or is_read(graph, scan.outputs[place]):
             continue
         # Such shifts have a state of their own in an artifact that streams.
-        if len(found.tensor.shape) == 3 and found.tensor.dtype in (np.float32, np.float16):
+        if len(known_shape(found.tensor)) == 3 and found.tensor.dtype in (np.float32, np.float16):
             return Delay(place, found)
     return None
 
@@ -67,14 +68,14 @@ def shift_tokens(graph: gs.Graph, scan: gs.Node, delay: Delay) -> None:
     nodes: list[gs.Node] = []
     if not axis:
         # The batch is first where shifts of tokens get a state.
-        shape = [given.shape[i] for i in (1, 0, 2)]
+        shape = [known_shape(given)[i] for i in (1, 0, 2)]
         turned = gs.Variable(f"{stem}/tokens", given.dtype, shape)
         nodes.append(gs.Node("Transpose", turned.name, {"perm": [1, 0, 2]}, [given], [turned]))
         given, axis = turned, 1
     pads = np.zeros((2, 3), np.int64)
     pads[:, axis] = 1, -1
     amounts = gs.Constant(f"{stem}/pads", pads.flatten())
-    before = gs.Variable(f"{stem}/before", given.dtype, list(given.shape))
+    before = gs.Variable(f"{stem}/before", given.dtype, list(known_shape(given)))
     nodes.append(gs.Node("Pad", before.name, {}, [given, amounts], [before]))
     place = index_of(graph, scan)
     graph.nodes[place:place] = nodes
@@ -103,7 +104,7 @@ def give_tokens(graph: gs.Graph, scan: gs.Node, given: list[tuple[int, ScannedTo
     axes, nodes = output_axes(scan), []
     count = len(scan.outputs) - len(axes)
     for place, (tensor, axis) in given:
-        output, rank = scan.outputs[place], len(tensor.shape)
+        output, rank = scan.outputs[place], len(known_shape(tensor))
         order = [i for i in range(rank) if i != axis]
         order.insert(axes[place - count], axis)
         nodes.append(

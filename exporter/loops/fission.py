@@ -25,6 +25,7 @@ from linexport.graph.scan_body import (
     nonlinear_operator,
     nonlinear_read,
 )
+from linexport.graph.tensors import known_shape
 from linexport.loops.step_nodes import (
     copy_given,
     drop_unread,
@@ -157,7 +158,7 @@ def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     first = [*sorted(parts.first), *(i for i in range(count, len(body.outputs)) if i not in later)]
     second = [*(i for i in range(count) if i not in parts.first), *later]
     behind = _second(known, parts, second, f"{stem}/second")
-    stacked = [give_every_step(scan, t, list(t.shape), "for_second") for t in parts.crossing]
+    stacked = [give_every_step(scan, t, list(known_shape(t)), "for_second") for t in parts.crossing]
     first += range(len(scan.outputs) - len(stacked), len(scan.outputs))
     body.inputs = [*(body.inputs[i] for i in first if i < count), *body.inputs[count:]]
     body.outputs = [body.outputs[i] for i in first]
@@ -169,7 +170,7 @@ def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
         inputs = [*(scan.inputs[i] for i in places if i < count), *scan.inputs[count:]]
         outputs = [scan.outputs[i] for i in places]
         nodes.append(gs.Node("Scan", f"{stem}/{name}", attrs, inputs, outputs))
-    nodes[1].inputs += stacked
+    nodes[1].inputs.extend(stacked)
     place = index_of(graph, scan)
     scan.inputs, scan.outputs = [], []
     graph.nodes[place : place + 1] = nodes
@@ -189,7 +190,7 @@ def _second(known: StepStates, parts: Parts, given: list[int], name: str) -> gs.
         name: begins the names of its values.
     """
     body, count = known.body, known.count
-    own = [gs.Variable(f"{name}/{t.name}", t.dtype, list(t.shape)) for t in body.inputs]
+    own = [gs.Variable(f"{name}/{t.name}", t.dtype, list(known_shape(t))) for t in body.inputs]
     inner = [gs.Variable(f"{name}/{t.name}/given", t.dtype, t.shape) for t in parts.crossing]
     both = gs.Graph(body.nodes, body.inputs, [*body.outputs, *parts.crossing], opset=body.opset)
     nodes, copies = copy_nodes(both, own, name, body.opset)

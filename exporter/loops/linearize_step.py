@@ -7,7 +7,7 @@ What does not depend on the states is read where it is computed. What is zero is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,7 +68,7 @@ class StepColumns:
         after = self.body.outputs[: self.states]
         return [known.get(t.name, t if added else None) for t in after]
 
-    def _of(self, node: gs.Node, known: dict[str, Column], added: bool) -> list[Column]:
+    def _of(self, node: gs.Node, known: Mapping[str, Column], added: bool) -> Sequence[Column]:
         """Return what a node computes where its inputs are columns."""
         taken = [t.name in known for t in node.inputs]
         if node.op in SUMS and not (node.op == "Where" and taken[0]):
@@ -113,7 +113,7 @@ class StepColumns:
 
     def _copy(
         self, node: gs.Node, inputs: list[gs.Tensor], op: str | None = None
-    ) -> list[gs.Tensor]:
+    ) -> Sequence[gs.Tensor]:
         """Write a node of the same kind, or of another whose output has the shape of its input."""
         attrs = dict(node.attrs) if op is None else {}
         if node.op == "Reshape" and op is None:

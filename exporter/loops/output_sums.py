@@ -14,8 +14,10 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError
 from linexport.graph.copies import disconnect
+from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, is_read, producer
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 from linexport.loops.state_components import Group, LinearStates, read_groups
 from linexport.loops.step_nodes import (
     broadcast,
@@ -24,7 +26,6 @@ from linexport.loops.step_nodes import (
     output_axes,
     with_steps_along,
 )
-from linexport.loops.vectorize_over_time import Shape
 
 PRODUCTS = ("Einsum", "MatMul", "Mul")
 ELEMENTWISE = ("Div", "Identity", "Mul", "Neg")
@@ -66,7 +67,9 @@ class OutputSums:
         if len(groups) < 2 or not any(map(self._known.is_recurrence, groups)):
             return
         shares = self._of(output)
-        if shares is not None and all(len(t.shape) == len(output.shape) for t in shares.values()):
+        if shares is not None and all(
+            len(known_shape(t)) == len(known_shape(output)) for t in shares.values()
+        ):
             self.found[place] = self._by_group(shares)
 
     def _of(self, tensor: gs.Tensor) -> Shares | None:
@@ -101,13 +104,13 @@ class OutputSums:
 
     def _each(self, node: gs.Node, place: int, shares: Shares) -> Shares | None:
         """Return what an operator makes of each share."""
-        whole = list(node.inputs[place].shape)
-        if node.op in OTHER and any(list(t.shape) != whole for t in shares.values()):
+        whole = list(known_shape(node.inputs[place]))
+        if node.op in OTHER and any(list(known_shape(t)) != whole for t in shares.values()):
             return None  # of a smaller share it would move or sum other elements
         found: Shares = {}
         for group, share in shares.items():
             inputs = [share if i == place else t for i, t in enumerate(node.inputs)]
-            shape = list(node.outputs[0].shape) if node.op in OTHER else None
+            shape = list(known_shape(node.outputs[0])) if node.op in OTHER else None
             found[group] = self._add(node.op, inputs, node.attrs, shape)
         return found
 
@@ -125,7 +128,7 @@ class OutputSums:
         attrs: Mapping[str, object] | None = None,
         shape: Shape | None = None,
     ) -> gs.Tensor:
-        shape = shape or broadcast(list(t.shape) for t in inputs)
+        shape = shape or broadcast(list(known_shape(t)) for t in inputs)
         if shape is None:
             raise NoMatchError(f"the shape of {op} of {[t.name for t in inputs]} is not known")
         name = f"{inputs[0].name}/share_{len(self.nodes)}"
@@ -160,10 +163,10 @@ def split_sums(graph: gs.Graph, scan: gs.Node, sums: OutputSums) -> None:
     body.nodes += sums.nodes
     nodes: list[gs.Node] = []
     for place, shares in sums.found.items():
-        whole, *rest = (give_every_step(scan, t, list(t.shape), "share") for t in shares)
+        whole, *rest = (give_every_step(scan, t, list(known_shape(t)), "share") for t in shares)
         for share in rest:
             added = gs.Variable(f"{share.name}/added", share.dtype)
-            added.shape = broadcast((list(whole.shape), list(share.shape)))
+            added.shape = broadcast((list(known_shape(whole)), list(known_shape(share))))
             nodes.append(gs.Node("Add", added.name, {}, [whole, share], [added]))
             whole = added
         output = scan.outputs[place]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.dims import Shape
+from linexport.graph.tensors import known_shape
 from linexport.loops.linearize_step import Column
-from linexport.loops.vectorize_over_time import Shape
 from linexport.match.emit.complex_diagonal import FLOAT, LARGE, Pair, Turns
 
 
@@ -52,7 +53,7 @@ class StatePairs:
             if self.alternate
             else ((0, size, 1), (size, 2 * size, 1))
         )
-        nodes, found = [], []
+        nodes, found = list[gs.Node](), list[Column]()
         for place, (start, end, step) in enumerate(ends):
             given = [
                 gs.Constant(f"{stem}/{name}_{place}", np.asarray([n], LARGE))
@@ -69,9 +70,9 @@ class StatePairs:
         rank = len(self.shape)
         sizes = gs.Constant(turns.name("shape"), np.asarray([0, 0, *self.shape[1:]], LARGE))
         perm = {"perm": [1, 0, *range(2, rank + 1)]}
-        first, whole = [], [turns.length, turns.batch, *self.shape[1:]]
+        first, whole = list[gs.Tensor](), [turns.length, turns.batch, *self.shape[1:]]
         for part in parts:
-            shape = [*part.shape[:2], *self.shape[1:]]
+            shape = [*known_shape(part)[:2], *self.shape[1:]]
             x = turns.add("Reshape", [part, sizes], FLOAT, shape=shape)
             first.append(turns.add("Transpose", [x], FLOAT, attrs=perm, shape=whole))
         if self.axis is None:
@@ -88,7 +89,7 @@ class StatePairs:
         sizes = gs.Constant(turns.name("shape"), np.asarray([0, 0, *shape[2:]], LARGE))
         return [turns.add("Reshape", [both, sizes], FLOAT, shape=shape)]
 
-    def _whole(self, batch: int | str) -> Shape:
+    def _whole(self, batch: int | str) -> list[int | str]:
         shape = [batch, *self.shape[1:]]
         assert self.axis is not None
         shape[self.axis] = 2 * int(shape[self.axis])

@@ -9,6 +9,8 @@ tensor of all tokens. Where it is 0 the state is forgotten: a reset, a gate that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -37,7 +39,7 @@ class _Rates:
         modified: whether the body was changed.
     """
 
-    def __init__(self, body: gs.Graph, states: list[gs.Tensor]) -> None:
+    def __init__(self, body: gs.Graph, states: Sequence[gs.Tensor]) -> None:
         self.body, self.modified = body, False
         self._known = Values.of_graph(body)
         self._of_states = {t.name for t in states}

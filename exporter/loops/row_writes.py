@@ -13,6 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import identity_of, producer
+from linexport.graph.tensors import known_shape
 from linexport.loops.induction import StepNumbers
 
 
@@ -58,7 +59,7 @@ def _written(numbers: StepNumbers, state: gs.Tensor, node: gs.Node) -> RowWrite 
     """Return what is written by the node that gives a state after the step."""
     if node.op == "Transpose":
         scatter = producer(node.inputs[0], "ScatterND")
-        return scatter and _of_moved(numbers, state, scatter, node)
+        return None if scatter is None else _of_moved(numbers, state, scatter, node)
     if node.op == "ScatterND":
         if node.inputs[0] is not state:
             return None
@@ -96,11 +97,11 @@ def _second_axis(numbers: StepNumbers, state: gs.Tensor, scatter: gs.Node) -> Ro
     """ScatterND of the indices [[0, n], [1, n], ...]."""
     _, places, row = scatter.inputs
     both = producer(places, "Concat")
-    if both is None or len(both.inputs) != 2 or len(state.shape) < 2 or _reduces(scatter):
+    if both is None or len(both.inputs) != 2 or len(known_shape(state)) < 2 or _reduces(scatter):
         return None
     first, second = both.inputs
     offset = numbers.offsets.get(second.name)
-    whole = first.shape is not None and list(first.shape) == [state.shape[0], 1]
+    whole = first.shape is not None and list(first.shape) == [known_shape(state)[0], 1]
     if offset is None or not whole or not numbers.is_range(first):
         return None
     return RowWrite(row, 1, offset, None)
@@ -109,7 +110,7 @@ def _second_axis(numbers: StepNumbers, state: gs.Tensor, scatter: gs.Node) -> Ro
 def _of_elements(numbers: StepNumbers, state: gs.Tensor, scatter: gs.Node) -> RowWrite | None:
     data, places, row = scatter.inputs
     offset = numbers.offsets.get(places.name)
-    axis = scatter.attrs.get("axis", 0) % len(state.shape)
+    axis = scatter.attrs.get("axis", 0) % len(known_shape(state))
     if data is not state or offset is None or _reduces(scatter):
         return None
     return RowWrite(row, axis, offset, axis) if _is_row(state, row, axis) else None
@@ -118,7 +119,7 @@ def _of_elements(numbers: StepNumbers, state: gs.Tensor, scatter: gs.Node) -> Ro
 def _of_choice(numbers: StepNumbers, state: gs.Tensor, node: gs.Node) -> RowWrite | None:
     """Where(arange(T) == n, row, state)."""
     condition, row, other = node.inputs
-    found = _place(numbers, condition, len(state.shape))
+    found = _place(numbers, condition, len(known_shape(state)))
     if other is not state or found is None:
         return None
     axis, offset = found
@@ -145,7 +146,7 @@ def _place(numbers: StepNumbers, condition: gs.Tensor, rank: int) -> tuple[int, 
 
 def _is_row(state: gs.Tensor, row: gs.Tensor, axis: int) -> bool:
     """Return whether a tensor has the shape of a state, with size 1 along an axis."""
-    shape = list(state.shape)
+    shape = list(known_shape(state))
     shape[axis] = 1
     return row.shape is not None and list(row.shape) == shape
 

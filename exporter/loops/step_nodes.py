@@ -11,12 +11,13 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from linexport.graph.dims import Shape
+from linexport.graph.tensors import known_shape
 from linexport.loops.vectorize_over_time import (
     AXES,
     ELEMENTWISE,
     OPERATORS,
     PRODUCTS,
-    Shape,
     axes_of,
     parts_of,
     sliced,
@@ -30,7 +31,7 @@ def scanned_axes(scan: gs.Node) -> list[int]:
     """Return the axes of the scanned inputs, counted from the first."""
     count = scan.attrs["num_scan_inputs"]
     axes = scan.attrs.get("scan_input_axes") or [0] * count
-    return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
+    return [a % len(known_shape(t)) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
 
 
 def output_axes(scan: gs.Node) -> list[int]:
@@ -38,7 +39,7 @@ def output_axes(scan: gs.Node) -> list[int]:
     count = len(scan.inputs) - scan.attrs["num_scan_inputs"]
     stacked = scan.outputs[count:]
     axes = scan.attrs.get("scan_output_axes") or [0] * len(stacked)
-    return [a % len(t.shape) if a else a for a, t in zip(axes, stacked, strict=True)]
+    return [a % len(known_shape(t)) if a else a for a, t in zip(axes, stacked, strict=True)]
 
 
 def keep_outputs(scan: gs.Node, places: list[int]) -> None:
@@ -50,9 +51,9 @@ def keep_outputs(scan: gs.Node, places: list[int]) -> None:
     scan.attrs["scan_output_axes"] = [axes[i - count] for i in places if i >= count]
 
 
-def with_steps_along(axis: int, whole: gs.Tensor, output: gs.Tensor) -> gs.Node:
+def with_steps_along(axis: int, whole: gs.Tensor, output: gs.Variable) -> gs.Node:
     """Return the node that moves the steps of values from the first axis to another one."""
-    order = list(range(1, len(whole.shape)))
+    order = list(range(1, len(known_shape(whole))))
     order.insert(axis, 0)
     op, attrs = ("Transpose", {"perm": order}) if axis else ("Identity", {})
     return gs.Node(op, f"{output.name}/{op}", attrs, [whole], [output])
@@ -69,7 +70,7 @@ def give_every_step(scan: gs.Node, tensor: gs.Tensor, shape: Shape, name: str) -
     """
     body, axes = scan.attrs["body"], scanned_axes(scan)
     states, stem = len(body.inputs) - len(axes), scan.name or scan.outputs[0].name
-    length = scan.inputs[states].shape[axes[0]]
+    length = known_shape(scan.inputs[states])[axes[0]]
     sides = output_axes(scan)
     # A body must not give one value twice.
     taken, inner, count = {o.name for n in body.nodes for o in n.outputs}, name, 1
@@ -191,7 +192,9 @@ def inferred(node: gs.Node, shapes: Mapping[str, Shape]) -> dict[str, Shape] | N
     except onnx.shape_inference.InferenceError:
         return None
     dims = {name: kind.tensor_type.shape.dim for name, kind in found.items()}
-    sizes = {name: [d.dim_param or d.dim_value for d in of] for name, of in dims.items()}
+    sizes: dict[str, Shape] = {
+        name: [d.dim_param or d.dim_value for d in of] for name, of in dims.items()
+    }
     return sizes if all(all(shape) for shape in sizes.values()) and sizes else None
 
 

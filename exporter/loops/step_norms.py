@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 
 
 def as_layer_norms(body: gs.Graph, known: Values) -> bool:
@@ -38,9 +39,10 @@ def _as_layer_norm(norm: gs.Node, known: Values) -> bool:
     x, (scale, shift) = before.inputs[0], (known.numbers(t) for t in own)
     if scale is None or shift is None or (scale != 1).any() or shift.any():
         return False
-    batch, *sizes = x.shape or [None]
+    rest = list(x.shape or ())[1:]
+    sizes = [size for size in rest if isinstance(size, int)]
     back = producer(after.inputs[1], "Shape")
-    if not sizes or not all(isinstance(n, int) for n in sizes) or back is None:
+    if not sizes or len(sizes) != len(rest) or back is None:
         return False
     groups = len(scale)
     if back.inputs[0] is not x or math.prod(sizes) % groups:
@@ -55,8 +57,9 @@ def _as_layer_norm(norm: gs.Node, known: Values) -> bool:
     ones = np.ones(width, scale.dtype)
     norm.inputs = [grouped, constant("scale", ones), constant("shift", 0 * ones)]
     norm.op, norm.attrs = "LayerNormalization", {"axis": -1, **norm.attrs}
+    batch = known_shape(x)[0]
     for tensor, shape in (
-        (grouped, [batch, groups, width]),
+        (before.outputs[0], [batch, groups, width]),
         (norm.outputs[0], [batch, groups, width]),
         (after.outputs[0], [batch, *sizes]),
     ):

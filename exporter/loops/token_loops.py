@@ -16,6 +16,7 @@ from linexport.graph.edit import is_of_weights, original_of
 from linexport.graph.monomials import parse
 from linexport.graph.operators import NOT_A_FUNCTION, SIZES_ONLY
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 from linexport.loops.induction import StepNumbers
 from linexport.loops.row_writes import RowWrite, written_row
 from linexport.match.roles.subgraph import reads
@@ -126,11 +127,11 @@ class TokenLoop:
             same = places.shape is not None and list(places.shape) == row
             return Read(node, data, axis, offset, 1) if same else None
         one = places.shape is not None and all(size == 1 for size in places.shape)
-        return Read(node, data, axis, offset, len(places.shape)) if one else None
+        return Read(node, data, axis, offset, len(known_shape(places))) if one else None
 
     def is_all(self, tensor: gs.Tensor, axis: int, offset: int) -> bool:
         """Return whether the steps go through all of a tensor's axis."""
-        size = tensor.shape[axis]
+        size = known_shape(tensor)[axis]
         return offset == 0 and size not in (None, "") and self.length == parse(size)
 
 
@@ -156,7 +157,7 @@ def token_loop(node: gs.Node, known: Values) -> TokenLoop | None:
     # A Scan of ONNX Runtime takes one step at least.
     if not any(found.is_all(read.data, read.axis, read.offset) for read in tokens):
         raise NoMatchError("its steps do not go through all tokens, and may be none")
-    sizes = {read.data.shape[read.axis] for read in found.reads}
+    sizes = {known_shape(read.data)[read.axis] for read in found.reads}
     if any(sizes.intersection(found.states[place].shape or ()) for place in found.carried):
         raise NoMatchError(
             "its steps carry what all tokens have, and do not only write a row of it"

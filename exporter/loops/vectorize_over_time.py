@@ -9,15 +9,15 @@ A sequence of parts becomes the outputs of one Split. What is the same at every 
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.dims import Shape
 from linexport.graph.edit import END
-
-Shape = list[int | str]
+from linexport.graph.tensors import constant_values, known_shape
 
 SAME = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs", "Tanh")
 TURNS = ("Cos", "Sin")
@@ -54,8 +54,8 @@ class ScannedTokens(NamedTuple):
 def axes_of(node: gs.Node) -> list[int] | None:
     """Return the axes of a node that has them as an input; None where they are not constant."""
     place = AXES[node.op]
-    given = node.inputs[place] if len(node.inputs) > place else None
-    return given.values.flatten().tolist() if isinstance(given, gs.Constant) else None
+    given = constant_values(node.inputs[place]) if len(node.inputs) > place else None
+    return None if given is None else given.flatten().tolist()
 
 
 def parts_of(node: gs.Node, shape: Shape) -> list[int] | None:
@@ -110,9 +110,9 @@ class LiftedSteps:
         self.stem, self.scanned, self.shapes = stem, scanned, shapes
         self.nodes: list[gs.Node] = []
         self.whole: dict[str, gs.Tensor] = {}
-        self._parts: dict[str, list[gs.Tensor]] = {}
+        self._parts: dict[str, list[gs.Variable]] = {}
         tensor, axis = next(iter(scanned.values()))
-        self.length = tensor.shape[axis]
+        self.length = known_shape(tensor)[axis]
 
     def take(self, body: gs.Graph, nodes: Sequence[gs.Node]) -> None:
         """Take nodes out of the body of a step, and add what they compute, of all tokens."""
@@ -166,15 +166,18 @@ class LiftedSteps:
         """Add one Split for a sequence of parts; its parts are the Split's outputs."""
         first, name = node.inputs[0], node.outputs[0].name
         if node.op == "SequenceAt":
-            self.whole[name] = self._parts[first.name][int(node.inputs[1].values)]
+            place = constant_values(node.inputs[1])
+            assert place is not None
+            self.whole[name] = self._parts[first.name][int(place)]
             return
         axis, shape = node.attrs.get("axis", 0), self._shape(first)
-        parts = []
-        for i, size in enumerate(parts_of(node, shape) or ()):
-            parts.append(gs.Variable(f"{self.stem}/{name}/{i}", first.dtype, [self.length, *shape]))
-            parts[-1].shape[axis if axis < 0 else axis + 1] = size
+        counts, parts = parts_of(node, shape) or [], list[gs.Variable]()
+        for i, size in enumerate(counts):
+            own = [self.length, *shape]
+            own[_later(axis)] = size
+            parts.append(gs.Variable(f"{self.stem}/{name}/{i}", first.dtype, own))
         self._parts[name] = parts
-        sizes = self._numbers(f"{name}/sizes", (part.shape[_later(axis)] for part in parts))
+        sizes = self._numbers(f"{name}/sizes", counts)
         inputs, attrs = [self.of(first), sizes], {"axis": _later(axis)}
         self.nodes.append(gs.Node("Split", parts[0].name, attrs, inputs, parts))
 
@@ -185,12 +188,12 @@ class LiftedSteps:
             outer, axis = self.scanned[name]
             self.whole[name] = outer
             if axis:
-                perm = [axis, *(i for i in range(len(outer.shape)) if i != axis)]
+                perm = [axis, *(i for i in range(len(known_shape(outer))) if i != axis)]
                 self._add("Transpose", [outer], [tensor], {"perm": perm})
         return self.whole.get(name, tensor)
 
     def _shape(self, tensor: gs.Tensor) -> Shape:
-        return self.shapes.get(tensor.name) or list(tensor.shape or ())
+        return self.shapes.get(tensor.name) or tensor.shape or ()
 
     def _wide(self, tensor: gs.Tensor, whole: gs.Tensor, rank: int) -> gs.Tensor:
         """Return all tokens of a value of lower rank, so that the tokens stay the first axis."""
@@ -216,7 +219,7 @@ class LiftedSteps:
         x, matrix, *added = inputs
         name = f"{self.stem}/{node.outputs[0].name}"
         if node.attrs.get("transB", 0):
-            turned = gs.Variable(f"{name}/matrix", matrix.dtype, list(matrix.shape)[::-1])
+            turned = gs.Variable(f"{name}/matrix", matrix.dtype, list(known_shape(matrix))[::-1])
             self.nodes.append(
                 gs.Node("Transpose", turned.name, {"perm": [1, 0]}, [matrix], [turned])
             )
@@ -238,16 +241,21 @@ class LiftedSteps:
         ]
         return f"{','.join(terms)}->{letter}{result}"
 
-    def _numbers(self, name: str, values: Any) -> gs.Constant:
+    def _numbers(self, name: str, values: Iterable[int | str]) -> gs.Constant:
         return gs.Constant(f"{self.stem}/{name}", np.array(list(values), np.int64))
 
     def _add(
-        self, op: str, inputs: list[gs.Tensor], outputs: list[gs.Tensor], attrs: dict[str, Any]
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        outputs: Sequence[gs.Tensor],
+        attrs: Mapping[str, object],
     ) -> None:
         """Add a node whose outputs are all tokens of what these are at one step."""
         made = []
         for tensor in outputs:
-            if tensor.dtype is None and op not in (*COMPARE, "Cast"):
+            untyped = tensor.dtype is None and op not in (*COMPARE, "Cast")
+            if untyped and isinstance(tensor, gs.Variable):
                 tensor.dtype = inputs[1 if op == "Where" else 0].dtype
             shape = [self.length, *self.shapes[tensor.name]]
             made.append(gs.Variable(f"{self.stem}/{tensor.name}", tensor.dtype, shape))

@@ -38,11 +38,11 @@ FORMAT: Literal[3] = 3
 READ = (2, FORMAT)
 """Versions that are read: 3 has keys that 2 had not, each of which may be missing."""
 
-Shape = tuple[int | str | None, ...]
+RecordedShape = tuple[int | str | None, ...]
 """Sizes; dynamic ones by name, or None where they have none."""
 
 
-def named(shape: Shape) -> tuple[int | str, ...]:
+def named(shape: RecordedShape) -> tuple[int | str, ...]:
     """The shape of an input, whose dynamic sizes have names."""
     return tuple("?" if size is None else size for size in shape)
 
@@ -73,7 +73,7 @@ class TensorRecord:
 
     name: str
     dtype: str
-    shape: Shape
+    shape: RecordedShape
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StateRecord:
     past: str
     present: str
     dtype: str
-    shape: Shape
+    shape: RecordedShape
     op: str
     grows: int | None = None
     initial: float = 0.0

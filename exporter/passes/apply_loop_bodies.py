@@ -12,7 +12,7 @@ first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.copies import copy_nodes, disconnect, folded
 from linexport.graph.edit import index_of
+from linexport.graph.tensors import known_shape
 from linexport.loops.token_loops import MOST_STEPS
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.search.matcher import attention_in
@@ -108,13 +109,14 @@ class _Steps:
         """Return one slice of what a Scan takes."""
         name = f"{self.name}/{len(self.rows)}/{tensor.name}"
         at = gs.Constant(f"{name}/place", np.array(place, np.int64))
-        sizes = [size for i, size in enumerate(tensor.shape) if i != axis % len(tensor.shape)]
+        sizes = list(known_shape(tensor))
+        del sizes[axis]
         found = gs.Variable(name, tensor.dtype, sizes)
         self._node("Gather", {"axis": axis}, [tensor, at], found)
         return found
 
     def _node(
-        self, op: str, attrs: dict[str, int], given: list[gs.Tensor], made: gs.Tensor
+        self, op: str, attrs: dict[str, int], given: Sequence[gs.Tensor], made: gs.Variable
     ) -> None:
         self.nodes.append(gs.Node(op, made.name, attrs, given, [made]))
 

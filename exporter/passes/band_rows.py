@@ -24,6 +24,7 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session
 from linexport.graph.shapes import completed_shapes
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.candidate import inputs_of
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
@@ -204,7 +205,7 @@ class _Proof:
             places = range(start, end + rows)
             fed[writer.seen[name].name] = np.take(np.pad(x, widths), places, column.axis)
         if writer.real is not None:
-            batch = 1 if isinstance(writer.real.shape[0], int) else 2
+            batch = 1 if isinstance(known_shape(writer.real)[0], int) else 2
             known = np.arange(start - rows, end) >= 0
             fed[writer.real.name] = np.tile(known.astype(np.float32), (batch, 1))
         for tensor in others:

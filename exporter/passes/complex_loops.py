@@ -19,10 +19,12 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError
 from linexport.graph.copies import copy_nodes, disconnect
+from linexport.graph.dims import Shape
 from linexport.graph.edit import is_read
 from linexport.graph.findings import Findings, RejectedMatch, UnmatchedCandidate
 from linexport.graph.monomials import parse
 from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.tensors import known_shape
 from linexport.loops.linearize_step import StepColumns
 from linexport.loops.pairs import StatePairs, layouts
 from linexport.loops.step_nodes import leaves, multiplies, numbers_in, scanned_axes
@@ -33,7 +35,6 @@ from linexport.loops.vectorize_over_time import (
     TURNS,
     LiftedSteps,
     ScannedTokens,
-    Shape,
 )
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.match.emit.candidate import inputs_of
@@ -144,7 +145,7 @@ class _Turning:
         self.pairs, self.name = pairs, name
         self.count = len(loop.inputs) - loop.attrs["num_scan_inputs"]
         self.axes = scanned_axes(loop)
-        self.length = loop.inputs[-1].shape[self.axes[-1]]
+        self.length = known_shape(loop.inputs[-1])[self.axes[-1]]
         width = math.prod(int(n) for n in pairs.shape[1:])
         self.turns = Turns(f"{name}/turns", pairs.shape[0], self.length, width)
         self.scratch: list[gs.Node] = []
@@ -171,8 +172,8 @@ class _Turning:
         used = loop.outputs[self.count :]
         loop.outputs = [gs.Variable(f"{t.name}/before") for t in loop.outputs]
         for old, whole, axis in zip(used, outputs, self._output_axes(), strict=True):
-            order = list(range(1, len(whole.shape)))
-            order.insert(axis % len(whole.shape), 0)
+            order = list(range(1, len(known_shape(whole))))
+            order.insert(axis % len(known_shape(whole)), 0)
             op, attrs = ("Transpose", {"perm": order}) if axis else ("Identity", {})
             placed.append(gs.Node(op, f"{old.name}/{op}", attrs, [whole], [old]))
         kept = set(map(id, placed))
@@ -213,22 +214,24 @@ class _Turning:
             self.pairs.parts(states, f"{self.name}/{stem}")
             for stem, states in (("kept", columns.linear(basis)), ("added", columns.added()))
         )
-        first = next((x for x in added if x is not None), None)
-        if any(x is None for x in kept) or first is None:
+        turning = [x for x in kept if x is not None]
+        given = [x for x in added if x is not None]
+        if len(turning) != len(kept) or not given:
             raise NoMatchError("it turns no pairs")
-        found = [x for x in (*kept, *added) if x is not None]
+        found = [*turning, *given]
         nodes = [*step.nodes, *columns.nodes, *own, *added_by]
         self.scratch += nodes
         lifted = self._lifted(step, nodes, found, {}, {})
-        shapes = [lifted.shapes.get(x.name) for x in added if x is not None]
+        shapes = [lifted.shapes.get(x.name) for x in given]
         if any(shape is None or self.pairs.shape[0] not in shape for shape in shapes):
             raise NoMatchError("nothing of the tokens is added to its state")
-        a, b, c, d = (None if x is None else self._packed(lifted, x) for x in (*kept, *added))
+        a, b = (self._packed(lifted, x) for x in turning)
+        parts = [None if x is None else self._packed(lifted, x) for x in added]
         zero = gs.Constant(self.turns.name("zero"), np.zeros((), FLOAT))
-        whole = next(x for x in (c, d) if x is not None)
+        whole = next(x for x in parts if x is not None)
         c, d = (
             self.turns.add("Mul", [whole, zero], FLOAT, shape=whole.shape) if x is None else x
-            for x in (c, d)
+            for x in parts
         )
         return lifted.nodes, self.turns.write((a, b), (c, d))
 
@@ -252,7 +255,7 @@ class _Turning:
             x = turns.add("Unsqueeze", [x, numbers(new)], dtype, shape=[*tokens, *own])
         if own[1:] != shape[1:]:
             own[1:] = shape[1:]
-            sizes = numbers([1, 1, *own[1:]])
+            sizes = numbers([1, 1, *map(int, own[1:])])
             x = turns.add("Expand", [x, sizes], dtype, shape=[*tokens, *own])
         perm = {"perm": [1, 0, *range(2, 1 + len(own))]}
         whole = [own[0], *tokens, *own[1:]]
@@ -270,7 +273,7 @@ class _Turning:
         for tensor, whole in zip(after, states, strict=True):
             while True:
                 given[tensor.name] = ScannedTokens(whole, 0)
-                known[tensor.name] = list(whole.shape[1:])
+                known[tensor.name] = list(known_shape(whole)[1:])
                 node = tensor.inputs[0] if tensor.inputs else None
                 if node is None or node.op != "Identity":
                     break
@@ -278,10 +281,11 @@ class _Turning:
         needed = _needed(step.nodes, results, given)
         before = step.inputs[: self.count]
         if any(t is own for n in needed for t in n.inputs for own in before):
-            late = (delayed_tokens(self.turns, part) for part in parts)
-            for tensor, whole in zip(before, self.pairs.joined(self.turns, (*late,)), strict=True):
+            real, imaginary = (delayed_tokens(self.turns, part) for part in parts)
+            earlier = self.pairs.joined(self.turns, (real, imaginary))
+            for tensor, whole in zip(before, earlier, strict=True):
                 given[tensor.name] = ScannedTokens(whole, 0)
-                known[tensor.name] = list(whole.shape[1:])
+                known[tensor.name] = list(known_shape(whole)[1:])
         lifted = self._lifted(step, step.nodes, results, given, known)
         wholes = [lifted.of(t) for t in results]
         if any(t.name not in lifted.whole for t in results):
@@ -319,7 +323,7 @@ class _Turning:
             step.inputs[self.count :], self.loop.inputs[self.count :], self.axes, strict=True
         )
         scanned = {own.name: ScannedTokens(outer, axis) for own, outer, axis in tokens}
-        known = {t.name: list(t.shape) for t in step.inputs[self.count :]} | dict(shapes)
+        known = {t.name: list(known_shape(t)) for t in step.inputs[self.count :]} | dict(shapes)
         within = {o.name for n in nodes for o in n.outputs} | known.keys()
         needed = _needed(nodes, wanted, given)
         for node in needed:

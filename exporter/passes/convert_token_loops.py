@@ -13,6 +13,7 @@ times is left to ``apply_loop_bodies``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -23,6 +24,7 @@ from linexport.graph.edit import END, index_of
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import Values
 from linexport.graph.shapes import completed_shapes
+from linexport.graph.tensors import known_shape
 from linexport.loops.row_writes import RowWrite
 from linexport.loops.step_nodes import copy_given, with_steps_along
 from linexport.loops.token_loops import Read, TokenLoop, token_loop
@@ -132,7 +134,7 @@ class _Writer:
             if not self.found.is_all(data, axis, offset):
                 start, end = self._integers([offset]), self._number_behind(offset)
                 tokens = _cut(self.before, data, axis, start, end, self._length)
-            shape = [size for place, size in enumerate(data.shape) if place != axis]
+            shape = [size for place, size in enumerate(known_shape(data)) if place != axis]
             token = gs.Variable(f"{self.name}/{data.name}/{axis}_{offset}", data.dtype, shape)
             self._scanned[key] = tokens, axis, token
         return self._scanned[key][2]
@@ -150,7 +152,7 @@ class _Writer:
     def _row(self, place: int, write: RowWrite) -> gs.Variable:
         """Return the row that a step writes."""
         state = self.found.states[place]
-        shape = [size for axis, size in enumerate(state.shape) if axis != write.axis]
+        shape = [size for axis, size in enumerate(known_shape(state)) if axis != write.axis]
         row = gs.Variable(f"{self.name}/{state.name}/row", state.dtype, shape)
         axes = [] if write.squeezed is None else [write.squeezed]
         op = "Squeeze" if axes else "Identity"
@@ -161,7 +163,7 @@ class _Writer:
     def _rows(self, place: int, row: gs.Variable) -> gs.Variable:
         """Put the rows of all steps in the place of those before; returns them, steps first."""
         write, whole = self.found.writes[place], self._outputs[place]
-        rows = gs.Variable(f"{row.name}s", row.dtype, [self._length, *row.shape])
+        rows = gs.Variable(f"{row.name}s", row.dtype, [self._length, *known_shape(row)])
         if self.found.is_all(self.found.states[place], write.axis, write.offset):
             self.behind.nodes.append(with_steps_along(write.axis, rows, whole))
             return rows
@@ -188,8 +190,8 @@ class _Writer:
             one = gs.Constant(self.before.name("one"), np.array(1, np.int64))
             last = self._number_behind(begin)
             end = self.before.add("Squeeze", [last, self._integers([0])], INT64)
-            tokens = self.before.add("Range", [start, end, one], INT64, shape=[self._length])
-            tokens = self.before.cast(tokens, np.dtype(number.dtype))
+            counted = self.before.add("Range", [start, end, one], INT64, shape=[self._length])
+            tokens = self.before.cast(counted, np.dtype(number.dtype))
             token = gs.Variable(f"{self.name}/{number.name}", number.dtype, [])
             self._scanned[number.name, 0, 0] = tokens, 0, token
             given = [token, self._integers([1] * len(number.shape))]
@@ -204,10 +206,10 @@ class _Writer:
             last = self.behind.cast(
                 self._number_behind(begin), np.dtype(self._outputs[place].dtype)
             )
-            shape = self._integers([1] * len(self.found.states[place].shape))
+            shape = self._integers([1] * len(known_shape(self.found.states[place])))
             self._give("Reshape", [last, shape], self._outputs[place])
 
-    def _give(self, op: str, given: list[gs.Tensor], output: gs.Tensor) -> None:
+    def _give(self, op: str, given: Sequence[gs.Tensor], output: gs.Variable) -> None:
         self.behind.nodes.append(gs.Node(op, f"{output.name}/{op}", {}, given, [output]))
 
     def _number_behind(self, offset: int) -> gs.Tensor:
@@ -230,7 +232,7 @@ def _cut(
 ) -> gs.Variable:
     """Write a slice of some size along an axis."""
     axes = gs.Constant(nodes.name("axis"), np.array([axis], np.int64))
-    shape = [size if place == axis else own for place, own in enumerate(data.shape)]
+    shape = [size if place == axis else own for place, own in enumerate(known_shape(data))]
     return nodes.add("Slice", [data, start, end, axes], np.dtype(data.dtype), shape=shape)
 
 

@@ -19,9 +19,10 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.contract import Pass, PassResult
-from linexport.graph.dims import PAST
+from linexport.graph.dims import PAST, Shape
 from linexport.graph.edit import END, producer
 from linexport.graph.states import PAST_MASK, ROWS, is_rows
+from linexport.graph.tensors import computed_value, known_shape
 from linexport.match.errors import NotAttentionError
 from linexport.match.search.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
 
@@ -83,36 +84,38 @@ class _Writer:
         for mask in a.masks:
             mask.node.inputs[mask.place] = self._like(mask, seen, a.dtype)
         for tensor in a.scores:
-            if tensor.shape is not None:
+            if isinstance(tensor, gs.Variable) and tensor.shape is not None:
                 tensor.shape = [*tensor.shape[:-1], self._total(kept)]
 
     def _prolonged(self, name: str, rows: Rows, dtype: Any, kept: int | None) -> gs.Variable:
         """Return rows behind those of the past, in the layout that their product takes."""
         x = self._apart(rows)
         x.dtype = dtype
-        axis, last = rows.axis + (rows.merged > 1), len(x.shape) - 1
+        axis, last = rows.axis + (rows.merged > 1), len(known_shape(x)) - 1
         turns = axis == last  # a state has the width of a row last
         perm = {"perm": [*range(last - 1), last, last - 1]}
         if turns:
             before = producer(x, "Transpose")
-            shape = [*x.shape[:-2], x.shape[-1], x.shape[-2]]
+            *front, row, width = known_shape(x)
+            shape = [*front, width, row]
             if before is not None and list(before.attrs["perm"]) == perm["perm"]:
-                x = before.inputs[0]
+                x = computed_value(before.inputs[0])
                 x.dtype, x.shape = dtype, shape
             else:
                 x = self._node("Transpose", [x], dtype, shape, dict(perm))
         x = self._kept(name, x, last - 1 if turns else axis, kept)
         if turns:
-            x = self._node("Transpose", [x], dtype, [*x.shape[:-2], x.shape[-1], x.shape[-2]], perm)
+            *front, row, width = known_shape(x)
+            x = self._node("Transpose", [x], dtype, [*front, width, row], perm)
         return self._merged(x, rows.merged) if rows.merged > 1 else x
 
-    def _apart(self, rows: Rows) -> gs.Tensor:
+    def _apart(self, rows: Rows) -> gs.Variable:
         """Return rows with the batch as the first axis."""
-        x, (batch, *rest) = rows.node.inputs[rows.place], rows.sizes
+        x, (batch, *rest) = computed_value(rows.node.inputs[rows.place]), rows.sizes
         if rows.merged == 1:
             x.shape = [batch, *rest]
             return x
-        sizes = [self._integers(-1, rows.merged)]
+        sizes: list[gs.Tensor] = [self._integers(-1, rows.merged)]
         for place, size in enumerate(rest, 1):
             own = {"start": place, "end": place + 1}
             sizes.append(
@@ -125,8 +128,10 @@ class _Writer:
 
     def _merged(self, x: gs.Variable, heads: int) -> gs.Variable:
         """Return (B, heads, ...) as (B heads, ...)."""
-        batch, _, *rest = x.shape
-        own = self._node("Shape", [x], np.int64, [len(rest)], {"start": 2, "end": len(x.shape)})
+        batch, _, *rest = known_shape(x)
+        own = self._node(
+            "Shape", [x], np.int64, [len(rest)], {"start": 2, "end": len(known_shape(x))}
+        )
         shape = self._node(
             "Concat", [self._integers(-1), own], np.int64, [1 + len(rest)], {"axis": 0}
         )
@@ -134,7 +139,7 @@ class _Writer:
 
     def _kept(self, name: str, rows: gs.Tensor, axis: int, kept: int | None) -> gs.Variable:
         """Return past and present rows, and have those of them that are kept be the next past."""
-        past_shape, shape = list(rows.shape), list(rows.shape)
+        past_shape, shape = list(known_shape(rows)), list(known_shape(rows))
         past_shape[axis], shape[axis] = PAST if kept is None else kept, self._total(kept)
         past = gs.Variable(name, rows.dtype, past_shape)
         present = gs.Variable(name.replace(PAST, "present", 1), rows.dtype, past_shape)
@@ -183,7 +188,7 @@ class _Writer:
     def _last(self, kept: int | None) -> gs.Variable:
         """Return the mask of the last rows, with zeros for those that are not there."""
         assert kept is not None
-        batch = self.mask.shape[0]
+        batch = known_shape(self.mask)[0]
         pads = self._integers(0, kept, 0, 0)
         padded = self._node("Pad", [self.mask, pads], np.int64, None)
         length = self._node("Add", [self.count, self._integers(kept)], np.int64, [1])
@@ -214,9 +219,9 @@ class _Writer:
     def _node(
         self,
         op: str,
-        inputs: list[gs.Tensor],
+        inputs: Sequence[gs.Tensor],
         dtype: Any,
-        shape: Sequence[int | str] | None,
+        shape: Shape | None,
         attrs: dict[str, Any] | None = None,
     ) -> gs.Variable:
         result = gs.Variable(self._name(), dtype, shape)

@@ -23,6 +23,7 @@ from linexport.errors import OpError
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_read, producer
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
@@ -64,7 +65,7 @@ def _view(node: gs.Node, op: Op) -> Node:
         if tensor.shape is None:
             raise OpError(f"{op.name} {node.name!r}: the shape of its input {name} is unknown.")
     present = tuple(name if name in given else "" for name in formal)
-    return Node(node.op, node.attrs, present, {n: tuple(t.shape) for n, t in given.items()})
+    return Node(node.op, node.attrs, present, {n: tuple(known_shape(t)) for n, t in given.items()})
 
 
 def _given(node: gs.Node, port: StatePort, known: Values) -> bool:
@@ -100,11 +101,13 @@ def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Ten
     """Return a past in the shape and the type of the zeros that it takes the place of."""
     sizes = list(zeros.shape or ())[1:]
     found: gs.Tensor = past
-    if not all(isinstance(n, int) for n in sizes) or math.prod(sizes) != math.prod(past.shape[1:]):
+    if not all(isinstance(n, int) for n in sizes) or math.prod(sizes) != math.prod(
+        known_shape(past)[1:]
+    ):
         return past
-    if sizes != list(past.shape[1:]):
+    if sizes != list(known_shape(past)[1:]):
         target = gs.Constant(f"{past.name}/shape", np.asarray([0, *sizes], np.int64))
-        found = gs.Variable(f"{past.name}/reshaped", past.dtype, [past.shape[0], *sizes])
+        found = gs.Variable(f"{past.name}/reshaped", past.dtype, [known_shape(past)[0], *sizes])
         graph.nodes.append(gs.Node("Reshape", found.name, {}, [past, target], [found]))
     if zeros.dtype is not None and zeros.dtype != past.dtype:
         cast = gs.Variable(f"{past.name}/cast", zeros.dtype, found.shape)
@@ -117,7 +120,7 @@ def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Ten
 def _attach(
     graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any, known: Values
 ) -> None:
-    shape = [node.inputs[0].shape[0], *port.sizes]
+    shape = [known_shape(node.inputs[0])[0], *port.sizes]
     while len(node.inputs) <= port.past:
         node.inputs.append(gs.Variable.empty())
     past = gs.Variable(f"past_{port.name}_{index}", dtype=dtype, shape=shape)

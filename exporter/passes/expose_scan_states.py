@@ -17,13 +17,13 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.graph.dims import Shape
 from linexport.graph.edit import producer
 from linexport.graph.partial_eval import Values
 from linexport.graph.states import SCAN
+from linexport.graph.tensors import known_shape
 
 log = logging.getLogger(__name__)
-
-Shape = list[int | str]
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def _begun(graph: gs.Graph, place: int, batch: int | str) -> gs.Variable:
 
 def _chosen(graph: gs.Graph, begun: gs.Variable, past: gs.Variable, start: gs.Tensor) -> gs.Tensor:
     """Return the past, or what the state begins with where there was no call before."""
-    stem, rank = f"{past.name}/start", len(past.shape)
+    stem, rank = f"{past.name}/start", len(known_shape(past))
     axes = gs.Constant(f"{stem}/axes", np.array([0, *[1] * (rank - 1)], np.int64))
-    flat = gs.Variable(f"{stem}/begun", np.float32, [begun.shape[0], *[1] * (rank - 1)])
+    flat = gs.Variable(f"{stem}/begun", np.float32, [known_shape(begun)[0], *[1] * (rank - 1)])
     seen = gs.Variable(f"{stem}/seen", np.bool_, flat.shape)
     found = gs.Variable(stem, past.dtype, past.shape)
     zero = gs.Constant(f"{stem}/zero", np.zeros((), np.float32))
@@ -111,7 +111,7 @@ def _states(node: gs.Node, tokens: str | None, known: Values) -> _States | None:
     if not all(_is_of_no_token(states[i], tokens, known) for i in given):
         raise NoMatchError("its states begin with what depends on tokens")
     inner = node.attrs["body"].inputs[: len(states)]
-    shapes = [list(tensor.shape or ()) for tensor in inner]
+    shapes: list[Shape] = [list(tensor.shape or ()) for tensor in inner]
     for tensor, shape in zip(inner, shapes, strict=True):
         batch = shape and isinstance(shape[0], str) and shape[0] != tokens
         if not batch or not all(isinstance(size, int) for size in shape[1:]):

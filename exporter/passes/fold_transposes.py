@@ -41,7 +41,8 @@ def run(graph: gs.Graph) -> PassResult:
             merged = _merge_transposes(node)
             modified |= merged
             perm = node.attrs.get("perm")
-            source = node.inputs[0] if merged and perm == sorted(perm) else None
+            straight = perm is not None and perm == sorted(perm)
+            source = node.inputs[0] if merged and straight else None
         if source is not None:
             replace_all_uses_with(node, [source])
             modified = True

@@ -14,20 +14,23 @@ recognition could take apart.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
+from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, name_type
 from linexport.graph.partial_eval import Values
 from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.tensors import known_shape
 from linexport.loops.affine_update import join_sums
 from linexport.loops.rates import join_rates
 from linexport.loops.step_nodes import copy_given, drop_unread, leaves, scanned_axes
 from linexport.loops.step_norms import as_layer_norms
-from linexport.loops.vectorize_over_time import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
+from linexport.loops.vectorize_over_time import ELEMENTWISE, LiftedSteps, ScannedTokens
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ class _Plan:
     """
 
     nodes: list[gs.Node]
-    read: list[gs.Tensor]
+    read: list[gs.Variable]
     scanned: dict[str, ScannedTokens]
     shapes: dict[str, Shape]
 
@@ -104,10 +107,10 @@ def _plan(graph: gs.Graph, node: gs.Node) -> _Plan | None:
 
 
 def _leaving(
-    body: gs.Graph, tokens: list[gs.Tensor], outer: bool
+    body: gs.Graph, tokens: Sequence[gs.Tensor], outer: bool
 ) -> tuple[list[gs.Node], dict[str, Shape]]:
     """Return the nodes of a body that can leave, and the shapes of what tokens alone decide."""
-    shapes: dict[str, Shape] = {t.name: list(t.shape) for t in tokens}
+    shapes: dict[str, Shape] = {t.name: list(known_shape(t)) for t in tokens}
     within = {t.name for t in (*body.inputs, *(o for n in body.nodes for o in n.outputs))}
     return [n for n in body.nodes if leaves(n, within, shapes, outer)], shapes
 

@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.edit import is_output, producer
+from linexport.graph.tensors import known_shape
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node, found: _Masked) -> None:
     """Exchange the two; the product takes the name of what was chosen."""
     x, weight = found.product.inputs
     sizes = node.outputs[0].shape  # a mask may have more rows than x
-    shape = sizes and [*sizes[:-1], weight.shape[0]]
+    shape = sizes and [*sizes[:-1], known_shape(weight)[0]]
     masked = gs.Variable(f"{node.outputs[0].name}/masked", found.zero.dtype, shape)
     zero = gs.Constant(f"{masked.name}/zero", np.zeros((), found.zero.dtype))
     name, (output,) = found.product.name, node.outputs

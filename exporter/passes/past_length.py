@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class PastLength:
         self,
         op: str,
         name: str,
-        inputs: list[gs.Tensor],
+        inputs: Sequence[gs.Tensor],
         attributes: dict[str, int] | None = None,
         dtype: Any = np.int64,
     ) -> gs.Variable:

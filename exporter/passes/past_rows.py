@@ -19,14 +19,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError
+from linexport.graph.dims import Shape
 from linexport.graph.edit import END, is_output
 from linexport.graph.monomials import ONE, Size, parse
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.states import CONVOLVED
+from linexport.graph.tensors import known_shape, static_size
 from linexport.match.emit.layout import written_size
 from linexport.match.search.shifts import FIRST, Moved
-
-Shape = list[int | str]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RowsLayout:
         shown = [str(s) for s in sizes]
         raise NoMatchError(f"{tensor.name} of the sizes {shown} has no batch, or others that vary")
 
-    def with_rows(self, axis: int, rows: int | str) -> Shape:
+    def with_rows(self, axis: int, rows: int | str) -> list[int | str]:
         """Return the sizes of the value with another number of tokens."""
         return [rows if i == axis else size for i, size in enumerate(self.sizes)]
 
@@ -103,7 +103,7 @@ class PastRows:
     def __init__(self, graph: gs.Graph, tokens: str, stem: str) -> None:
         self.graph, self._stem = graph, stem
         self._given = next(t for t in graph.inputs if tokens in (t.shape or ()))
-        sizes = list(self._given.shape)
+        sizes = list(known_shape(self._given))
         self._places = [i for i, size in enumerate(sizes) if size != tokens][:1]
         self._places.append(sizes.index(tokens))
         first = sizes[self._places[0]]
@@ -151,7 +151,7 @@ class PastRows:
             sizes.insert(0, self._integers(1))
         shape = self._node("Concat", sizes, np.int64, [2], {"axis": 0})
         one = {"value": gs.Constant(self._name(), np.ones(1, np.float32))}
-        length = self._given.shape[self._places[1]]
+        length = known_shape(self._given)[self._places[1]]
         ones = self._node("ConstantOfShape", [shape], np.float32, [self._first(), length], one)
         return self.line(ones, 1, rows, 0)
 
@@ -173,7 +173,7 @@ class PastRows:
             last = moved.behind if moved.behind < 0 else END
             steps.append(("Slice", [self._integers(n) for n in (first, last, moved.axis)]))
         if moved.behind > 0:
-            pads = np.zeros((2, len(line.seen.shape)), np.int64)
+            pads = np.zeros((2, len(known_shape(line.seen))), np.int64)
             pads[1, moved.axis] = moved.behind
             end = gs.Constant(self._name(), np.asarray(moved.end, result.dtype))
             steps.append(("Pad", [gs.Constant(self._name(), pads.ravel()), end]))
@@ -221,7 +221,8 @@ class PastRows:
         """Have a state be rows in the layout of its value."""
         op, rest, attrs = "Identity", list[gs.Tensor](), dict[str, Any]()
         if layout.heads > 1:
-            op, rest = "Reshape", [self._integers(-1, *present.shape[1:])]
+            sizes = [static_size(present, i) for i in range(1, len(known_shape(present)))]
+            op, rest = "Reshape", [self._integers(-1, *sizes)]
         elif layout.place is None:
             op, rest = "Unsqueeze", [self._integers(0)]
         elif layout.place:

@@ -21,7 +21,7 @@ weight that others read as it is, such as a tied embedding, is left alone: it wo
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -48,7 +48,7 @@ COMPARED = 256
 def run(graph: gs.Graph) -> PassResult:
     """Sweep once in the order of evaluation: a node's inputs are simplified before it is."""
     graph.toposort()
-    computed: dict[Any, list[gs.Tensor]] = {}
+    computed: dict[Hashable, Sequence[gs.Tensor]] = {}
     modified = False
     for node in list(graph.nodes):
         if _must_stay(graph, node):
@@ -72,8 +72,8 @@ def _must_stay(graph: gs.Graph, node: gs.Node) -> bool:
 
 
 def _simpler(
-    node: gs.Node, opset: int, computed: dict[Any, list[gs.Tensor]]
-) -> list[gs.Tensor] | None:
+    node: gs.Node, opset: int, computed: dict[Hashable, Sequence[gs.Tensor]]
+) -> Sequence[gs.Tensor] | None:
     """Return values equal to a node's outputs; None where there are none.
 
     ``computed`` has the outputs of the nodes before it, by ``_key``, and is added to.
@@ -89,7 +89,7 @@ def _simpler(
     return folded
 
 
-def _key(node: gs.Node) -> Any:
+def _key(node: gs.Node) -> Hashable:
     """Return a key that is equal for nodes that compute the same."""
     inputs = tuple(_value_key(tensor) for tensor in node.inputs)
     attributes = tuple(sorted((name, _attribute_key(v)) for name, v in node.attrs.items()))
@@ -97,13 +97,13 @@ def _key(node: gs.Node) -> Any:
     return node.domain or "", node.op, inputs, attributes, used
 
 
-def _value_key(tensor: gs.Tensor) -> Any:
+def _value_key(tensor: gs.Tensor) -> Hashable:
     if isinstance(tensor, gs.Constant) and is_readable(tensor) and nbytes(tensor) <= COMPARED:
         return str(tensor.values.dtype), tensor.values.shape, tensor.values.tobytes()
     return id(tensor) if not tensor.is_empty() else None
 
 
-def _attribute_key(value: Any) -> str:
+def _attribute_key(value: object) -> str:
     if isinstance(value, gs.Constant):
         return repr(_value_key(value))
     return repr(value)

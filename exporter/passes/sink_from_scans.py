@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
+from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY
 from linexport.graph.scan_body import has_directions
@@ -40,7 +41,6 @@ from linexport.loops.vectorize_over_time import (
     PRODUCTS,
     LiftedSteps,
     ScannedTokens,
-    Shape,
 )
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
         return None
     body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
     states = len(body.inputs) - count
-    shapes = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
+    shapes: dict[str, Shape] = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
     if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
         return None
     kept = {id(n) for n in nodes_behind(body.outputs[:states])}
@@ -160,8 +160,8 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
         if tensor.name not in gone:
             kept.append(place)
             continue
-        output, whole = scan.outputs[states + place], lifted.whole[tensor.name]
-        nodes.append(with_steps_along(axes[place], whole, output))
+        output, steps = scan.outputs[states + place], lifted.whole[tensor.name]
+        nodes.append(with_steps_along(axes[place], steps, output))
     keep_outputs(scan, [*range(states), *(states + i for i in kept)])
     place = index_of(graph, scan)
     graph.nodes[place + 1 : place + 1] = nodes

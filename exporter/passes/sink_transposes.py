@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_output, replace_all_uses_with
+from linexport.graph.tensors import computed_value, constant_values
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def _sink(graph: gs.Graph, region: TransposedRegion) -> None:
         for reader in [n for n in tensor.outputs if region.undoes(graph, n)]:
             replace_all_uses_with(reader, [moved[id(tensor)]])
         if id(tensor) not in region.sources and region.leaves(graph, tensor):
-            _transpose(graph, region, tensor, moved[id(tensor)])
+            _transpose(graph, region, computed_value(tensor), moved[id(tensor)])
     for node in region.nodes:
         node.inputs.clear()
 
@@ -202,11 +203,10 @@ def _moved(region: TransposedRegion, node: gs.Node, moved: dict[int, gs.Tensor])
     if node.op == "Split":
         attrs["axis"] = region.perm[attrs.get("axis", 0)]
     if node.op == "MatMul":
-        weights = node.inputs[0]
-        turned = gs.Constant(
-            f"{weights.name}/{node.name}/transposed", np.ascontiguousarray(weights.values.T)
-        )
-        inputs = [inputs[1], turned]
+        weights, values = node.inputs[0], constant_values(node.inputs[0])
+        assert values is not None  # the region has products with weights alone
+        turned = np.ascontiguousarray(values.T)
+        inputs = [inputs[1], gs.Constant(f"{weights.name}/{node.name}/transposed", turned)]
     outputs = [
         gs.Variable(f"{t.name}/sunk", t.dtype, _shape(region, t.shape)) for t in node.outputs
     ]
@@ -219,7 +219,7 @@ def _shape(region: TransposedRegion, shape: Sequence[int | str] | None) -> list[
 
 
 def _transpose(
-    graph: gs.Graph, region: TransposedRegion, tensor: gs.Tensor, source: gs.Tensor
+    graph: gs.Graph, region: TransposedRegion, tensor: gs.Variable, source: gs.Tensor
 ) -> None:
     """Compute a tensor of a region as the Transpose of its counterpart."""
     tensor.inputs.clear()

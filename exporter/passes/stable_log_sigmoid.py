@@ -30,8 +30,9 @@ def _root(graph: gs.Graph, node: gs.Node) -> gs.Constant | None:
     if node.op != "Pow" or producer(node.inputs[0], "Sigmoid") is None:
         return None
     power = node.inputs[1]
-    known = isinstance(power, gs.Constant) and power.values.size == 1 and not power.values.shape
-    return power if known and 0 < power.values.item() < 1 else None
+    if not isinstance(power, gs.Constant) or power.values.shape:
+        return None
+    return power if 0 < power.values.item() < 1 else None
 
 
 def _as_exponential(graph: gs.Graph, node: gs.Node, power: gs.Constant) -> None:

@@ -21,12 +21,13 @@ from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_mat
 from linexport.graph.edit import is_output, producer
 from linexport.graph.monomials import parse
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import static_size
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
 
 log = logging.getLogger(__name__)
 
-Ends = tuple[gs.Tensor, gs.Tensor]
+Ends = tuple[gs.Tensor, gs.Variable]
 """Input and output of a causal convolution, its padding and cut included."""
 
 
@@ -82,7 +83,7 @@ def _is_plain(node: gs.Node) -> bool:
 
 def _before(node: gs.Node) -> int:
     """Return how many tokens before its own a causal convolution sees."""
-    return int(node.inputs[1].shape[2] - 1)
+    return static_size(node.inputs[1], 2) - 1
 
 
 def causal_ends(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends | None:
@@ -129,7 +130,7 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     return pad.inputs[0]
 
 
-def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Tensor:
+def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Variable:
     """Return the first T of T + n positions of a value of which nothing else is used."""
     if len(long.outputs) != 1 or is_output(graph, long) or long.outputs[0].op != "Slice":
         raise NoMatchError("it is padded on both sides, and its output is not cut at once")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape, static_size
 from linexport.match.search.shifts import Moved
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
@@ -16,18 +17,19 @@ from linexport.plugins.ops.op import DOMAIN
 
 def is_token_shift(moved: Moved) -> bool:
     """Return whether the op gives a value."""
-    shape = moved.source.shape
     plain = moved.is_delay and moved.front == 1 and moved.fill == 0 and moved.axis > 0
-    floating = moved.source.dtype in (np.float32, np.float16)
-    return plain and floating and len(shape) == 3 and isinstance(shape[3 - moved.axis], int)
+    if not plain or moved.source.dtype not in (np.float32, np.float16):
+        return False
+    shape = known_shape(moved.source)
+    return len(shape) == 3 and isinstance(shape[3 - moved.axis], int)
 
 
 def write_token_shift(graph: gs.Graph, moved: Moved) -> None:
     """Have a value be computed by the op."""
     given, result = moved.source, moved.result
-    name, dtype, shape = result.name, given.dtype, list(given.shape)
+    name, dtype, shape = result.name, given.dtype, list(known_shape(given))
     result.inputs[0].outputs = []
-    taps = np.tile(np.asarray([1, 0], dtype), (shape[3 - moved.axis], 1, 1))
+    taps = np.tile(np.asarray([1, 0], dtype), (static_size(given, 3 - moved.axis), 1, 1))
     weight = gs.Constant(f"{name}/taps", taps)
     inside, shifted = given, result
     if moved.axis == 1:

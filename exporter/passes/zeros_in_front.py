@@ -19,6 +19,7 @@ from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_mat
 from linexport.graph.edit import END, is_output, producer
 from linexport.graph.monomials import Size, parse
 from linexport.graph.partial_eval import Values
+from linexport.graph.tensors import known_shape
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def _added_up(graph: gs.Graph, node: gs.Node, known: Values) -> _Front | None:
     front = _front(node.inputs[0], known) if node.op == "CumSum" and node.inputs else None
     if front is None:
         return None
-    axis, rank = known.numbers(node.inputs[1]), len(front.value.shape)
+    axis, rank = known.numbers(node.inputs[1]), len(known_shape(front.value))
     if axis is None or any(node.attrs.get(n, 0) for n in ("exclusive", "reverse")):
         raise NoMatchError("it does not add up from the first to each")
     if axis.item() % rank != front.axis:
@@ -89,7 +90,10 @@ def _cut_off(node: gs.Node, known: Values) -> _Front | None:
     if any(value is None or value.size != 1 for value in (start, end, axes, *steps)):
         raise NoMatchError("it is not a cut along one axis")
     assert start is not None and end is not None and axes is not None
-    rank, whole = len(front.value.shape), parse(front.value.shape[front.axis]) + Size(front.count)
+    rank, whole = (
+        len(known_shape(front.value)),
+        parse(known_shape(front.value)[front.axis]) + Size(front.count),
+    )
     last = end.item() if isinstance(end.item(), Size) else Size(int(end.item()))
     to_end = last == whole or (last.known is not None and last.known >= END)
     plain = all(s is not None and s.item() == 1 for s in steps)
@@ -121,13 +125,13 @@ def _of_pad(node: gs.Node, known: Values) -> _Front | None:
 
 def _of_concat(node: gs.Node, known: Values) -> _Front | None:
     *zeros, value = node.inputs
-    shapes = [t.shape for t in (*zeros, value)]
-    if not zeros or None in shapes or not all(map(known.is_zero, zeros)):
+    shapes = [t.shape for t in (*zeros, value) if t.shape is not None]
+    if not zeros or len(shapes) != len(node.inputs) or not all(map(known.is_zero, zeros)):
         return None
     axis = node.attrs["axis"] % len(shapes[0])
     counts = [shape[axis] for shape in shapes[:-1]]
-    fixed = all(isinstance(count, int) for count in counts)
-    return _Front(node, len(zeros), axis, sum(counts)) if fixed else None
+    fixed = [count for count in counts if isinstance(count, int)]
+    return _Front(node, len(zeros), axis, sum(fixed)) if len(fixed) == len(counts) else None
 
 
 def _exchange(graph: gs.Graph, node: gs.Node, front: _Front) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.graph.dims import DimRange
+from linexport.graph.dims import DimRange, Shape
 from linexport.graph.states import State
 from linexport.manifest.records import HeadName
 
@@ -55,7 +55,7 @@ class OnnxGraph:
 
     path: Path
     nodes: int
-    shapes: Sequence[tuple[int | str, ...]]
+    shapes: Sequence[Shape]
     dims: Mapping[str, DimRange]
     sizes: Mapping[str, int]
     draw: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]

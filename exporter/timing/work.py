@@ -47,8 +47,6 @@ MATRICES = {"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "MatMulNB
 
 _KERNEL = "_kernel_time"
 
-Shape = Sequence[int]
-
 
 @dataclass(frozen=True)
 class Work:
@@ -127,7 +125,7 @@ def counted(events: Iterable[Mapping[str, Any]]) -> Work:
     return Work(nodes, calls, moved, products, functions)
 
 
-def _tensors(listed: Sequence[Mapping[str, Shape]]) -> list[tuple[int, Shape]]:
+def _tensors(listed: Sequence[Mapping[str, Sequence[int]]]) -> list[tuple[int, Sequence[int]]]:
     """Return bytes and shape of each tensor of an event."""
     found = []
     for entry in listed:
@@ -145,7 +143,9 @@ SIZES = {"float16": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "int
 """Bytes of a value of each type as profiles call them; 4 of any other."""
 
 
-def _products(kind: str, given: Sequence[Shape], made: Sequence[Shape]) -> tuple[int, int]:
+def _products(
+    kind: str, given: Sequence[Sequence[int]], made: Sequence[Sequence[int]]
+) -> tuple[int, int]:
     """Return how many matrices are multiplied, and how many numbers."""
     if not given or not made or not given[0]:
         return 0, 0

@@ -84,8 +84,9 @@ def _has(tensor: gs.Tensor, tokens: str) -> bool:
 
 def _stored(tensor: gs.Tensor) -> np.ndarray:
     """Return the numbers of a small constant."""
-    small = isinstance(tensor, gs.Constant) and np.prod(tensor.shape, dtype=np.int64) <= LARGEST
-    if not small or is_external(tensor) or tensor.values.dtype.kind not in "iuf":
+    if not isinstance(tensor, gs.Constant) or np.prod(tensor.shape, dtype=np.int64) > LARGEST:
+        return np.zeros(0)
+    if is_external(tensor) or tensor.values.dtype.kind not in "iuf":
         return np.zeros(0)
     flat = np.ravel(tensor.values)
     return flat[np.isfinite(flat)]

@@ -16,6 +16,7 @@ import onnx
 from onnx import inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.dims import Shape
 from linexport.graph.walk import all_graphs
 from linexport.plugins.ops.op import DOMAIN
 from linexport.sources.loaded_model import OnnxGraph
@@ -113,7 +114,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         raise UnsupportedModelError(f"The file contradicts itself: {error}") from error
 
 
-def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str, ...]) -> None:
+def _write_shape(value: onnx.ValueInfoProto, shape: Shape) -> None:
     """Write the names of the sizes of an input."""
     for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
         if isinstance(size, str):

@@ -42,7 +42,6 @@ BY_CONTENT = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit
 SHAPE_OF = "shape of "
 
 DimSizes = Mapping[str, int]
-Shape = tuple[int | str | None, ...]
 Found = dict[str, tuple[np.dtype, tuple[int, ...]]]
 Shapes = Mapping[str, tuple[int, ...]]
 Changes = Mapping[str, tuple[int, Shapes]]

@@ -30,7 +30,6 @@ NAMESPACE, VERSION = "linexport", "1"
 LAYER = "LinearAttentionLayer"
 """Node of LinearAttention with what its operands are computed from; a plugin, and no op."""
 
-Shape = tuple[int | str, ...]
 B, T = "batch", "length"
 
 
@@ -128,7 +127,7 @@ def tensors(
     return inputs, tuple(tensor(name) for name in op.output_names)
 
 
-def _shapes(op: Op, node: Node) -> dict[str, Shape]:
+def _shapes(op: Op, node: Node) -> dict[str, tuple[int | str, ...]]:
     """Return the shapes of inputs and outputs in terms of batch and length, by formal name.
 
     Raises:

@@ -28,7 +28,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape, rank, same_dim
+from linexport.plugins.ops.shapes import PartialShape, rank, same_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,10 +40,10 @@ Array = NDArray[np.float64]
 
 def check(
     activation: str,
-    input: Shape,
-    weight: Shape,
-    bias: Shape | None = None,
-    past_state: Shape | None = None,
+    input: PartialShape,
+    weight: PartialShape,
+    bias: PartialShape | None = None,
+    past_state: PartialShape | None = None,
 ) -> int:
     """The kernel size, once the shapes have been compared.
 
@@ -134,7 +134,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return causal_conv(attributes.get("activation", ACTIVATIONS[0]), **inputs)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     size = check(activation_of(node), **node.shapes)
     x = node.shapes["input"]
     return [x, (x[0], x[1], size - 1)]

@@ -20,7 +20,7 @@ from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.causal_conv import ACTIVATIONS, Array, activation_of
 from linexport.plugins.ops.op import Attributes, Node, Op, StatePort
-from linexport.plugins.ops.shapes import Shape, rank
+from linexport.plugins.ops.shapes import PartialShape, rank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return causal_conv_tokens(attributes.get("activation", ACTIVATIONS[0]), **inputs)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     size = check(node)
     x = node.shapes["input"]
     return [x, (x[0], x[2], size - 1)]

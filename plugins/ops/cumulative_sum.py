@@ -30,7 +30,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Dim, Shape, rank, same_dim
+from linexport.plugins.ops.shapes import Dim, PartialShape, rank, same_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,9 @@ SHORT_ROW = 64
 Array = NDArray[np.float64]
 
 
-def check(axis: int, input: Shape, past_state: Shape | None = None) -> tuple[Dim, ...]:
+def check(
+    axis: int, input: PartialShape, past_state: PartialShape | None = None
+) -> tuple[Dim, ...]:
     """Compare the shapes; returns that of a state.
 
     Raises:
@@ -103,7 +105,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return cumulative_sum(**inputs, **attributes)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     return [node.shapes["input"], check(axis_of(node), **node.shapes)]
 
 

@@ -29,7 +29,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape, width_per_head
+from linexport.plugins.ops.shapes import PartialShape, width_per_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,7 +155,7 @@ def formulas(kind: object) -> Formulas:
     return _formulas[kind]
 
 
-def fixed_shape(name: str, shape: Shape) -> tuple[int, ...]:
+def fixed_shape(name: str, shape: PartialShape) -> tuple[int, ...]:
     """The shape of a parameter.
 
     Raises:
@@ -185,7 +185,7 @@ def parameters_of(node: Node, names: Sequence[str]) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, fixed_shape(name, node.shapes[name])) for name in present)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     found = formulas(node.attributes.get("kind"))
     found.side(_side(node.attributes), _log(node.attributes))
     heads = node.attributes.get("num_heads")

@@ -19,7 +19,7 @@ from onnx import defs
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 DOMAIN = "linexport"
 VERSION = 1
@@ -36,7 +36,7 @@ Attributes = Mapping[str, Any]
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""
 
-ShapeRule = Callable[["Node"], Sequence[Shape]]
+ShapeRule = Callable[["Node"], Sequence[PartialShape]]
 """Shapes of the outputs, in order; raises OpError where attributes or input shapes are wrong."""
 
 Oracle = Callable[[Attributes, Mapping[str, Any]], tuple[Any, ...]]
@@ -171,7 +171,7 @@ class Op:
             return self.token_axis
         return dict.fromkeys(self.token_axis, int(attributes[self.axis_attribute]))
 
-    def shapes(self, node: Node) -> Sequence[Shape]:
+    def shapes(self, node: Node) -> Sequence[PartialShape]:
         """Return the shapes of the outputs of a node, in order.
 
         Raises:
@@ -221,7 +221,7 @@ class Node:
     op_type: str
     attributes: Attributes
     inputs: tuple[str, ...]
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, PartialShape]
     annotations: Attributes = field(default_factory=dict)
     given: int | None = None
     types: Mapping[str, int] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Node:
 def read_node(
     node: onnx.NodeProto,
     op: Op,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, PartialShape],
     types: Mapping[str, int] | None = None,
 ) -> Node:
     """View a NodeProto through its schema.
@@ -251,7 +251,7 @@ def read_node(
     values = {a.name: attribute_value(a) for a in node.attribute}
     for position in values.get(ABSENT, ()):
         actual[position] = ""
-    known: dict[str, Shape] = {}
+    known: dict[str, PartialShape] = {}
     for name, value in zip(formal, actual, strict=True):
         if value and value not in shapes:
             raise OpError(f"{op.name} {node.name!r}: the shape of its input {name} is unknown.")

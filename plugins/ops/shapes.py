@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from linexport.errors import OpError
 
 Dim = int | str | None
-Shape = Sequence[Dim]
+PartialShape = Sequence[Dim]
 
 
-def rank(name: str, shape: Shape, expected: int) -> None:
+def rank(name: str, shape: PartialShape, expected: int) -> None:
     """``shape`` has ``expected`` dimensions."""
     if len(shape) != expected:
         raise OpError(f"{name} has shape {tuple(shape)}; expected {expected} dimensions.")
@@ -35,14 +35,14 @@ def same_dim(name: str, what: str, found: Dim, expected: Dim) -> None:
     torch._check(found == expected)
 
 
-def same_sequence(name: str, shape: Shape, batch: Dim, length: Dim, dims: int = 3) -> None:
+def same_sequence(name: str, shape: PartialShape, batch: Dim, length: Dim, dims: int = 3) -> None:
     """``shape`` has ``dims`` dimensions, of which the first are ``batch`` and ``length``."""
     rank(name, shape, dims)
     same_dim(name, "batch", shape[0], batch)
     same_dim(name, "length", shape[1], length)
 
 
-def static_width(name: str, shape: Shape) -> int:
+def static_width(name: str, shape: PartialShape) -> int:
     """The last of three dimensions, which must be known."""
     rank(name, shape, 3)
     if not isinstance(shape[-1], int):
@@ -50,7 +50,7 @@ def static_width(name: str, shape: Shape) -> int:
     return shape[-1]
 
 
-def width_per_head(name: str, shape: Shape, heads: int) -> int:
+def width_per_head(name: str, shape: PartialShape, heads: int) -> int:
     """The last of three dimensions divided by the heads packed into it."""
     width = static_width(name, shape)
     if width < heads or width % heads:

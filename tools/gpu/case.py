@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linexport.plugins.ops.op import Node
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 Array = NDArray[Any]
 DTYPES = {
@@ -52,7 +52,7 @@ class Case:
         """Return the node as the plugins see it; of a layer, its attention."""
         raise NotImplementedError
 
-    def tensors(self) -> Mapping[str, Shape]:
+    def tensors(self) -> Mapping[str, PartialShape]:
         """Return the shapes of the inputs in B and T, by name."""
         return self.node().shapes
 

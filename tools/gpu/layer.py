@@ -23,7 +23,7 @@ from linexport.plugins.kernels.plans.attention_layer import AttentionLayer
 from linexport.plugins.ops.causal_conv_tokens import causal_conv_tokens
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.op import Node
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 EPS = 1e-6
 """Added to the squared norms of queries and keys."""
@@ -31,7 +31,7 @@ EPS = 1e-6
 
 def gated_delta_layer(
     dtype: str, d_k: int, d_v: int, key_heads: int, heads: int, bias: bool = False, taps: int = 4
-) -> tuple[AttentionLayer, dict[str, Shape]]:
+) -> tuple[AttentionLayer, dict[str, PartialShape]]:
     """Return a layer as Qwen3-Next has it, and the shapes of the tensors that it reads.
 
     One projection of everything, a convolution of query, key and value, norms of the first two,
@@ -67,7 +67,7 @@ def gated_delta_layer(
     spec = LinearAttentionSpec(key_heads, heads, "gated_delta", scale=d_k**-0.5)
     node = Node("LinearAttention", spec.attributes(), names, shapes)
     own = TYPES[dtype]
-    given: dict[str, Shape] = {
+    given: dict[str, PartialShape] = {
         "x0": ("B", "T", width),
         "x1": (channels, 1, taps),
         "x2": (channels,),
@@ -95,7 +95,7 @@ class Layer(Case):
     def node(self) -> Node:
         return self.layer().attention
 
-    def tensors(self) -> Mapping[str, Shape]:
+    def tensors(self) -> Mapping[str, PartialShape]:
         layer, given = self._made()
         return {n: layer.attention.shapes[n] for n in ("past_state", "key_mask")} | given
 
@@ -137,7 +137,7 @@ class Layer(Case):
         states = self.batch * (channels * 3 + values * self.width)
         return self.batch * self.length * per_token + channels * 5 * self.wide + 2 * 4 * states
 
-    def _made(self) -> tuple[AttentionLayer, dict[str, Shape]]:
+    def _made(self) -> tuple[AttentionLayer, dict[str, PartialShape]]:
         sizes = (self.width, self.width, self.shared, self.heads)
         return gated_delta_layer(self.dtype, *sizes, bias=True)
 

@@ -70,7 +70,8 @@ class MatchWriter(Sums):
         dtype = self.dtype()
         if is_sum(roles):
             return self.sum(dtype)
-        faded, rates = gs.Variable.empty(), self.rates(dtype)
+        faded: gs.Tensor = gs.Variable.empty()
+        rates = self.rates(dtype)
         state_space = self.state_space(dtype, rates)
         if state_space is not None:
             return self._finished(state_space)
@@ -111,7 +112,7 @@ class MatchWriter(Sums):
             )
             for op, x in (("Add", kept), ("Sub", initial)):
                 inputs[2] = self.add(op, [inputs[2], x], dtype, shape=initial.shape)
-        mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
+        mask: gs.Tensor = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
         if roles.lag:
@@ -167,10 +168,11 @@ class MatchWriter(Sums):
         return fused
 
     def _finished(
-        self, fused: gs.Node, signs: Signs | None = None, initial: gs.Variable | None = None
+        self, fused: gs.Node, signs: Signs | None = None, initial: gs.Tensor | None = None
     ) -> gs.Node:
         """Write the fused node and the result, and return the node."""
-        roles, (output,) = self.roles, fused.outputs
+        roles = self.roles
+        output: gs.Tensor = fused.outputs[0]
         self.nodes.append(fused)
         if roles.reverse:
             output = reversed_tokens(self, output)
@@ -188,9 +190,9 @@ class MatchWriter(Sums):
         self,
         inputs: list[gs.Tensor],
         faded: gs.Tensor,
-        rates: gs.Variable | None,
+        rates: gs.Tensor | None,
         mask: gs.Tensor,
-    ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Variable | None, gs.Tensor]:
+    ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Tensor | None, gs.Tensor]:
         """Return inputs of which each token has the key and the value of k tokens before.
 
             sum_{s <= t-k} exp(X_{t-m} - X_s) k_s v_s
@@ -232,8 +234,8 @@ class MatchWriter(Sums):
         return [query, key, value], faded, rates, late
 
     def _kept(
-        self, faded: gs.Tensor, rates: gs.Variable | None, count: int, steady: bool
-    ) -> gs.Variable:
+        self, faded: gs.Tensor, rates: gs.Tensor | None, count: int, steady: bool
+    ) -> gs.Tensor:
         """Return the products of so many last decays; their logarithms are given, or they are.
 
         ``steady`` are the same at every token.
@@ -241,11 +243,12 @@ class MatchWriter(Sums):
         dtype = np.dtype(faded.dtype)
         if rates is not None:
             return over_window(self, rates, count, "Mul")
-        if steady:
-            times = gs.Constant(self.name("times"), np.asarray(count, dtype))
-            sums = self.add("Mul", [faded, times], dtype, shape=faded.shape)
-        else:
-            sums = over_window(self, faded, count, "Add")
+        times = gs.Constant(self.name("times"), np.asarray(count, dtype)) if steady else None
+        sums = (
+            over_window(self, faded, count, "Add")
+            if times is None
+            else self.add("Mul", [faded, times], dtype, shape=faded.shape)
+        )
         return self.add("Exp", [sums], dtype, shape=faded.shape)
 
     def _decay_source(self) -> object:
@@ -272,7 +275,7 @@ class MatchWriter(Sums):
             raise NotAttentionError(f"it computes in {widest}; expected {', '.join(DTYPES)}")
         return widest
 
-    def _initial(self, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _initial(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """(B, T, heads * width), the same for every token."""
         state, heads = self.roles.initial, (*self.layout.value, *self.roles.widths)
         assert state is not None
@@ -304,7 +307,7 @@ class MatchWriter(Sums):
             return self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
         return self.cast(self.grouped(self.roles.beta, (self.roles.batch, time, heads)), dtype)
 
-    def restore(self, output: gs.Variable) -> None:
+    def restore(self, output: gs.Tensor) -> None:
         """Write the result: the packed output in the dims and the dtype of the root."""
         heads = (*self.layout.output, *self.roles.widths)
         groups = (self.roles.batch, self.roles.query_position, heads)

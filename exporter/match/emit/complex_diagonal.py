@@ -15,6 +15,7 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import Nodes
 from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.linear_attention import INPUTS
@@ -65,7 +66,7 @@ class Turns(Nodes):
         one = gs.Constant(self.name("one"), np.ones((1, 1, 1), FLOAT))
         ones = self.add("Expand", [one, whole], FLOAT, shape=self._tokens())
         value = self._packed(self._turned(added, cos, sin))
-        inputs = [gs.Variable.empty()] * len(INPUTS)
+        inputs: list[gs.Tensor] = [gs.Variable.empty()] * len(INPUTS)
         given = {"query": ones, "key": ones, "value": value, "decay": decay}
         given["past_state"] = self._past(parts, whole)
         for name, tensor in given.items():
@@ -90,7 +91,7 @@ class Turns(Nodes):
         self.nodes.append(self.fused)
         return self._turned(self._apart(output), cos, self._op("Neg", sin))
 
-    def _polar(self, factor: Pair) -> tuple[gs.Variable, gs.Variable]:
+    def _polar(self, factor: Pair) -> tuple[gs.Tensor, gs.Tensor]:
         """Return r and w in float64, from which what is multiplied with in float32 is exact.
 
         There is no arc cosine in float64: that of float32 is off by 3e-4 near 0, and one step of
@@ -109,28 +110,30 @@ class Turns(Nodes):
         apart = self._op("Sub", apart, self._op("Mul", a, self._op("Sin", guess)))
         return size, self._op("Add", guess, self._op("Div", apart, over))
 
-    def _of_all_tokens(self, x: gs.Variable, whole: gs.Variable) -> gs.Variable:
+    def _of_all_tokens(self, x: gs.Tensor, whole: gs.Tensor) -> gs.Tensor:
         """Return (B, T, N) of what may be the same for all tokens; a batch of 1 stays."""
-        if x.shape[1] == self.length:
+        if known_shape(x)[1] == self.length:
             return x
         number = gs.Constant(self.name("number"), np.asarray([1], LARGE))
         bounds = [gs.Constant(self.name("place"), np.asarray([n], LARGE)) for n in (1, 2)]
         length = self.add("Slice", [whole, *bounds], LARGE, shape=[1])
         sizes = self.add("Concat", [number, length, number], LARGE, attrs={"axis": 0}, shape=[3])
-        return self.add("Expand", [x, sizes], LARGE, shape=[x.shape[0], self.length, self.count])
+        return self.add(
+            "Expand", [x, sizes], LARGE, shape=[known_shape(x)[0], self.length, self.count]
+        )
 
-    def _cos_sin(self, parts: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
+    def _cos_sin(self, parts: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor]:
         """Return cosine and sine of parts of a turn, which are brought to half a turn at most."""
         half = self._op("Add", parts, TURN // 2)
         inside = self._op("Sub", self._op("Mod", half, TURN), TURN // 2)
         angle = self._op("Mul", self._cast(inside, FLOAT), 2 * math.pi / TURN)
         return self._op("Cos", angle), self._op("Sin", angle)
 
-    def _turned(self, x: Pair, cos: gs.Variable, sin: gs.Variable) -> Pair:
+    def _turned(self, x: Pair, cos: gs.Tensor, sin: gs.Tensor) -> Pair:
         """Return e^{iW} x."""
         shape = self._tokens()
 
-        def product(a: gs.Tensor, b: gs.Tensor) -> gs.Variable:
+        def product(a: gs.Tensor, b: gs.Tensor) -> gs.Tensor:
             return self.add("Mul", [a, b], FLOAT, shape=shape)
 
         real, imaginary = x
@@ -139,10 +142,10 @@ class Turns(Nodes):
             self._op("Add", product(real, sin), product(imaginary, cos)),
         )
 
-    def _past(self, parts: gs.Variable, whole: gs.Variable) -> gs.Variable:
+    def _past(self, parts: gs.Tensor, whole: gs.Tensor) -> gs.Tensor:
         """Return e^{iW_0} h_0 of h_0 = 0, (B, N, 1, 2): rows times matrices."""
         time = gs.Constant(self.name("axes"), np.asarray([1], LARGE))
-        batch = parts.shape[0]
+        batch = known_shape(parts)[0]
         kept = {"keepdims": 0}
         total = self.add("ReduceSum", [parts, time], LARGE, attrs=kept, shape=[batch, self.count])
         cos, sin = self._cos_sin(total)
@@ -164,18 +167,18 @@ class Turns(Nodes):
         past = self.add("Expand", [zero, sizes], FLOAT, shape=shape)
         return self.add("MatMul", [past, matrix], FLOAT, shape=shape)
 
-    def _packed(self, x: Pair) -> gs.Variable:
+    def _packed(self, x: Pair) -> gs.Tensor:
         """Return (B, T, 2 N), the parts of a channel side by side."""
         last = gs.Constant(self.name("axes"), np.asarray([3], LARGE))
         shape = [*self._tokens(), 1]
-        both = [self.add("Unsqueeze", [part, last], FLOAT, shape=shape) for part in x]
+        parts = [self.add("Unsqueeze", [part, last], FLOAT, shape=shape) for part in x]
         shape = [*self._tokens(), 2]
-        both = self.add("Concat", both, FLOAT, attrs={"axis": 3}, shape=shape)
+        both = self.add("Concat", parts, FLOAT, attrs={"axis": 3}, shape=shape)
         sizes = gs.Constant(self.name("shape"), np.asarray([0, 0, 2 * self.count], LARGE))
         shape = [self.batch, self.length, 2 * self.count]
         return self.add("Reshape", [both, sizes], FLOAT, shape=shape)
 
-    def _apart(self, x: gs.Variable) -> Pair:
+    def _apart(self, x: gs.Tensor) -> Pair:
         """Return both parts of (B, T, 2 N)."""
         sizes = gs.Constant(self.name("shape"), np.asarray([0, 0, self.count, 2], LARGE))
         x = self.add("Reshape", [x, sizes], FLOAT, shape=[*self._tokens(), 2])
@@ -190,10 +193,10 @@ class Turns(Nodes):
     def _tokens(self) -> list[int | str]:
         return [self.batch, self.length, self.count]
 
-    def _cast(self, x: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _cast(self, x: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Tensor:
         return self.cast(x, dtype)
 
-    def _op(self, op: str, x: gs.Tensor, y: gs.Tensor | float | None = None) -> gs.Variable:
+    def _op(self, op: str, x: gs.Tensor, y: gs.Tensor | float | None = None) -> gs.Tensor:
         """Write an elementwise operator; either input may be the same for all tokens."""
         if y is None:
             return self.add(op, [x], np.dtype(x.dtype), shape=x.shape)
@@ -207,4 +210,4 @@ class Turns(Nodes):
 
 def _wider(x: gs.Tensor, y: gs.Tensor) -> list[int | str]:
     """Return the shape of two tensors together; either may have a size of 1 anywhere."""
-    return [m if n == 1 else n for n, m in zip(x.shape, y.shape, strict=True)]
+    return [m if n == 1 else n for n, m in zip(known_shape(x), known_shape(y), strict=True)]

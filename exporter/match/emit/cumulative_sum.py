@@ -65,12 +65,13 @@ class Sums(Outputs):
         attributes = {"axis": place, "exclusive": int(roles.lag == 1)}
         node = gs.Node(op, f"{self.root.name}/{op}", attributes, [x], [output], domain=DOMAIN)
         self.nodes.append(node)
+        result: gs.Tensor = output
         if self._has_more:
-            output = self.weighted(self.post(output), made)
+            result = self.weighted(self.post(result), made)
             for term in roles.beside:
-                output = self.with_beside(output, term, made)
-        found = self.grouped(Leaf(output, made), self.form.dims)
-        self.result = self.cast(found, np.dtype(self.root.dtype or output.dtype))
+                result = self.with_beside(result, term, made)
+        found = self.grouped(Leaf(result, made), self.form.dims)
+        self.result = self.cast(found, np.dtype(self.root.dtype or result.dtype))
         return node
 
     def _dims(self) -> tuple[Index, ...]:

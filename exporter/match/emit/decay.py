@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape, static_size
 from linexport.match.emit.layout import written_size
 from linexport.match.emit.operands import Factors
 from linexport.match.errors import NotAttentionError
@@ -35,15 +36,15 @@ class Gates(Factors):
     """Writes what fades and what is kept from overflowing."""
 
     _stabilized: list[gs.Variable] | None = None
-    _exponents: tuple[gs.Variable, gs.Variable, list[gs.Variable], gs.Variable] | None = None
+    _exponents: tuple[gs.Tensor, gs.Tensor, list[gs.Tensor], gs.Tensor] | None = None
 
-    def everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
+    def everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Tensor:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""
         x, groups = gs.Constant(self.name("row"), row), (self.roles.batch, time, heads)
         shape = [written_size(size_of(group)) for group in groups]
         return self.add("Expand", [x, self.shape_of(groups)], row.dtype, shape=shape)
 
-    def decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def decay(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """(B, T, heads) or (B, T, heads * channels)."""
         heads = self.layout.value
         found = decay.read_decay(self.roles, heads)
@@ -68,7 +69,7 @@ class Gates(Factors):
             self._stabilized = self._stabilized_exp([zero, sums], heads)
         return self._stabilized
 
-    def scale(self, heads: Index) -> gs.Variable:
+    def scale(self, heads: Index) -> gs.Tensor:
         """Return exp(-m_t), or exp(-n_t), (B, T, heads).
 
         Raises:
@@ -87,7 +88,7 @@ class Gates(Factors):
 
     def _exponents_of(
         self, heads: Index
-    ) -> tuple[gs.Variable, gs.Variable, list[gs.Variable], gs.Variable]:
+    ) -> tuple[gs.Tensor, gs.Tensor, list[gs.Tensor], gs.Tensor]:
         """Return i, 0, g if there is one, and G, which is 0 where no maximum begins with 0."""
         if self._exponents is None:
             self._exponents = self._write_exponents(heads)
@@ -95,7 +96,7 @@ class Gates(Factors):
 
     def _write_exponents(
         self, heads: Index
-    ) -> tuple[gs.Variable, gs.Variable, list[gs.Variable], gs.Variable]:
+    ) -> tuple[gs.Tensor, gs.Tensor, list[gs.Tensor], gs.Tensor]:
         roles, leaf = self.roles, exponent_of(self.roles)
         time = roles.key_position
         if {*heads} != leaf.axes - {*roles.batch, *time}:
@@ -106,7 +107,7 @@ class Gates(Factors):
         faded = [] if roles.decay is None else [self.decay(FLOAT)]
         if any(x.shape != exponent.shape for x in faded):
             raise NotAttentionError("a maximum is subtracted, and its decay differs in a head")
-        rank = [len(exponent.shape)]
+        rank = [len(known_shape(exponent))]
         shape = self.add("Shape", [exponent], np.dtype(np.int64), shape=rank)
         zero = self.add("ConstantOfShape", [shape], FLOAT, shape=exponent.shape)
         summed = self._running_sum(faded[0], zero, heads) if roles.from_zero and faded else zero
@@ -127,19 +128,19 @@ class Gates(Factors):
         self.nodes.append(gs.Node(op, name, attributes, inputs, made, domain=DOMAIN))
         return made
 
-    def feature(self, x: gs.Variable, number: int, heads: Index) -> gs.Variable:
+    def feature(self, x: gs.Tensor, number: int, heads: Index) -> gs.Tensor:
         """Return one of the features that every head has, (B, T, heads)."""
-        shape = [*x.shape[:2], axis_size(heads)]
-        count = x.shape[2] // shape[2]
+        shape = [*known_shape(x)[:2], axis_size(heads)]
+        count = static_size(x, 2) // axis_size(heads)
         split = gs.Constant(self.name("shape"), np.asarray([0, 0, shape[2], count], np.int64))
         apart = self.add("Reshape", [x, split], FLOAT, shape=[*shape, count])
         index = gs.Constant(self.name("index"), np.asarray(number, np.int64))
         return self.add("Gather", [apart, index], FLOAT, attrs={"axis": 3}, shape=shape)
 
-    def _side_by_side(self, features: Sequence[gs.Tensor], heads: Index) -> gs.Variable:
+    def _side_by_side(self, features: Sequence[gs.Tensor], heads: Index) -> gs.Tensor:
         """Return several features of every head, (B, T, heads * features)."""
         last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
-        shape = [*features[0].shape, 1]
+        shape = [*known_shape(features[0]), 1]
         apart = [self.add("Unsqueeze", [x, last], FLOAT, shape=shape) for x in features]
         shape = [*shape[:3], len(features)]
         whole = self.add("Concat", apart, FLOAT, attrs={"axis": 3}, shape=shape)
@@ -147,7 +148,7 @@ class Gates(Factors):
         packed = gs.Constant(self.name("shape"), np.asarray([0, 0, width], np.int64))
         return self.add("Reshape", [whole, packed], FLOAT, shape=[*shape[:2], width])
 
-    def _running_sum(self, x: gs.Variable, zero: gs.Variable, heads: Index) -> gs.Variable:
+    def _running_sum(self, x: gs.Tensor, zero: gs.Tensor, heads: Index) -> gs.Tensor:
         """Return the sum over all tokens so far, (B, T, heads)."""
         count = axis_size(heads)
         one = gs.Constant(self.name("one"), np.ones((), FLOAT))

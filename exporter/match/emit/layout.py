@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.graph.dims import Shape
 from linexport.graph.monomials import ONE, Size
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, fresh, size_of
@@ -85,7 +86,7 @@ class Nodes:
 
     def merged(
         self, x: gs.Tensor, axes: Sequence[Index], groups: Sequence[Index], present: set[Axis]
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """Labels merged into groups, after repeating what is missing."""
         dtype = np.dtype(x.dtype)
         if any(a not in present for i in axes for a in i):
@@ -161,11 +162,11 @@ class Nodes:
     def add(
         self,
         op: str,
-        inputs: list[gs.Tensor],
+        inputs: Sequence[gs.Tensor],
         dtype: np.dtype[np.generic],
         *,
         attrs: Mapping[str, object] | None = None,
-        shape: Sequence[int | str] | None = None,
+        shape: Shape | None = None,
         name: str | None = None,
     ) -> gs.Variable:
         """Write a node of one output, with that dtype and shape, and return the output."""

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import Nodes, side_by_side
 from linexport.match.forms import functions
 from linexport.match.forms.axes import Index
@@ -35,7 +36,7 @@ class Factors(Nodes):
     divides = False
 
     def __init__(
-        self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None
+        self, root: gs.Variable, form: Form, roles: Roles, mapped: Mapped | None = None
     ) -> None:
         super().__init__(root.name, roles.leaves)
         self.root, self.form, self.roles, self.mapped = root, form, roles, mapped
@@ -57,7 +58,7 @@ class Factors(Nodes):
         heads: Index,
         width: Index,
         dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """The product of some factors as (B, T, heads * width), in a dtype."""
         time = self.roles.query_position if role == "query" else self.roles.key_position
         groups = (self.roles.batch, time, (*heads, *width))
@@ -70,7 +71,7 @@ class Factors(Nodes):
         heads: Index,
         dtype: np.dtype[np.generic],
         role: str = "",
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """The product of some factors with the dims of the groups, in a dtype."""
         if len(leaves) == 1:
             return self.applied(role, self.grouped(leaves[0], groups), leaves[0], heads, dtype)
@@ -82,11 +83,11 @@ class Factors(Nodes):
         groups: tuple[Index, ...],
         heads: Index,
         dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """Return the product of several factors, with the dims of the groups."""
         # Tokens stay one dim: chunks of them may be none that is whole.
         axes = [index for group in groups for index in side_by_side(group, leaves)]
-        product: gs.Variable | None = None
+        product: gs.Tensor | None = None
         for leaf in leaves:
             split = self.ordered(leaf, axes)
             factor = self.applied("", split, leaf, heads, dtype)
@@ -106,7 +107,7 @@ class Factors(Nodes):
         leaf: Leaf,
         heads: Index,
         dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """A leaf's function on the packed tensor: a FeatureMap node where there is such a map."""
         if self.mapped is not None and role in ("query", "key"):
             return self._several(role, x, leaf, self.mapped, heads, dtype)
@@ -132,7 +133,7 @@ class Factors(Nodes):
         mapped: Mapped,
         heads: Index,
         dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """A map of several components on the packed tensor.
 
         Where its kernel is a function of q . k, the fused node applies it: it computes products of
@@ -148,18 +149,18 @@ class Factors(Nodes):
         if self.applies_map:
             return x
         attributes = {"kind": mapped.kind, "num_heads": count, "side": role}
-        shape = [*x.shape[:2], count * mapped.features]
+        shape = [*known_shape(x)[:2], count * mapped.features]
         name = f"{self.root.name}/{role}/FeatureMap"
         inputs = [x, *self.parameters]
         return self.add(
             feature_map.OP.name, inputs, dtype, shape=shape, attrs=attributes, name=name
         )
 
-    def function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Tensor:
         b = Body()
         functions.write(b, leaf.function, "x")
         named: dict[str, gs.Tensor] = {"x": x, "": gs.Variable.empty()}
-        result: gs.Variable | None = None
+        result: gs.Tensor | None = None
         for proto in b.nodes:
             inputs = [named[n] for n in proto.input]
             attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
@@ -188,6 +189,6 @@ def _kind(inputs: Sequence[gs.Tensor], default: np.dtype[np.generic]) -> np.dtyp
     return floats[0] if floats else default
 
 
-def _wider(a: gs.Variable, b: gs.Variable) -> list[int | str]:
+def _wider(a: gs.Tensor, b: gs.Tensor) -> list[int | str]:
     assert a.shape is not None and b.shape is not None
     return [y if x == 1 else x for x, y in zip(a.shape, b.shape, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
 from linexport.match.emit.state_spaces import StateSpaces
 from linexport.match.forms.axes import Index
@@ -14,7 +15,7 @@ from linexport.match.forms.terms import Leaf, Term
 class Outputs(StateSpaces):
     """Writes the output of a match from that of its node."""
 
-    def post(self, output: gs.Variable) -> gs.Variable:
+    def post(self, output: gs.Tensor) -> gs.Tensor:
         """Multiply the output with the factors that the op has no attribute for."""
         dtype, shape = np.dtype(output.dtype), output.shape
         # These factors do not depend on positions, so they were moved out of both sums.
@@ -28,7 +29,7 @@ class Outputs(StateSpaces):
             output = self.add(op, [output, number], dtype, shape=shape)
         return output
 
-    def weighted(self, output: gs.Variable, packed: tuple[Index, ...]) -> gs.Variable:
+    def weighted(self, output: gs.Tensor, packed: tuple[Index, ...]) -> gs.Tensor:
         """Multiply the output with the factors that differ from query to query.
 
         They do not depend on the key, so they may be moved out of the sum over keys.
@@ -38,9 +39,7 @@ class Outputs(StateSpaces):
         leaves = (Leaf(output, packed), *self.roles.weights)
         return self.product_of(leaves, packed, self.layout.output, np.dtype(output.dtype))
 
-    def with_beside(
-        self, output: gs.Variable, term: Term, packed: tuple[Index, ...]
-    ) -> gs.Variable:
+    def with_beside(self, output: gs.Tensor, term: Term, packed: tuple[Index, ...]) -> gs.Tensor:
         """Add a product of single tokens; what it sums over is summed over first."""
         dtype, heads = np.dtype(output.dtype), self.layout.output
         free = {a for group in packed for a in group}
@@ -56,7 +55,7 @@ class Outputs(StateSpaces):
             x = self.product_of(inner, groups, heads, dtype)
             last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
             kept = {"keepdims": 0}
-            x = self.add("ReduceSum", [x, last], dtype, attrs=kept, shape=x.shape[:3])
+            x = self.add("ReduceSum", [x, last], dtype, attrs=kept, shape=known_shape(x)[:3])
             leaves = [Leaf(x, groups[:3]), *(f for f in leaves if f not in inner)]
         product = self.product_of(leaves, packed, heads, dtype)
         if term.coefficient != 1.0:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.decay import Gates
 from linexport.match.emit.tokens import scaled_tokens
 from linexport.match.errors import NotAttentionError
@@ -40,8 +41,8 @@ class Signs:
         of_keys: queries and keys have them, and values and outputs do not.
     """
 
-    later: gs.Variable
-    all: gs.Variable
+    later: gs.Tensor
+    all: gs.Tensor
     by_channel: bool
     of_keys: bool
 
@@ -65,7 +66,7 @@ class SignedGates(Gates):
 
     takes_logarithms = False
 
-    def rates(self, dtype: np.dtype[np.generic]) -> gs.Variable | None:
+    def rates(self, dtype: np.dtype[np.generic]) -> gs.Tensor | None:
         """Return decays that may be negative, (B, T, heads) or (B, T, heads * channels).
 
         None where they are not, or are none.
@@ -81,14 +82,14 @@ class SignedGates(Gates):
         groups = (roles.batch, found.time, (*heads, *found.width))
         return self.packed_in(groups, (rate,), heads, dtype)
 
-    def logarithms_of_sizes(self, rates: gs.Variable) -> gs.Variable:
+    def logarithms_of_sizes(self, rates: gs.Tensor) -> gs.Tensor:
         """Return log |a|, which is -inf where a is 0."""
         dtype, shape = np.dtype(rates.dtype), rates.shape
         return self.add("Log", [self.add("Abs", [rates], dtype, shape=shape)], dtype, shape=shape)
 
-    def signs(self, rates: gs.Variable) -> Signs:
+    def signs(self, rates: gs.Tensor) -> Signs:
         """Return the signs of the products of later decays."""
-        dtype, (batch, _, width) = np.dtype(rates.dtype), rates.shape
+        dtype, (batch, _, width) = np.dtype(rates.dtype), known_shape(rates)
         zero = gs.Constant(self.name("zero"), np.zeros((), dtype))
         below = self.add("Less", [rates, zero], np.dtype(bool), shape=rates.shape)
         count = self.cast(below, COUNT)
@@ -103,12 +104,12 @@ class SignedGates(Gates):
         # A normaliser is a sum of keys, which must have the signs then.
         return Signs(first, second, by_channel, by_channel or self.roles.normalize)
 
-    def _parity(self, count: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _parity(self, count: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return (-1)^n."""
         two = gs.Constant(self.name("two"), np.asarray(2, COUNT))
         signs = [gs.Constant(self.name("sign"), np.asarray(s, dtype)) for s in (-1, 1)]
-        odd = self.add("Mod", [count, two], COUNT, shape=count.shape)
-        odd = self.cast(odd, np.dtype(bool))
+        rest = self.add("Mod", [count, two], COUNT, shape=count.shape)
+        odd = self.cast(rest, np.dtype(bool))
         return self.add("Where", [odd, *signs], dtype, shape=count.shape)
 
     def turned(self, inputs: Sequence[gs.Tensor], signs: Signs) -> list[gs.Tensor]:
@@ -127,11 +128,11 @@ class SignedGates(Gates):
             raise NotAttentionError("its decay may be negative, and heads share queries or keys")
         return [self._scaled(query, signs), self._scaled(key, signs), value]
 
-    def turned_back(self, output: gs.Variable, signs: Signs) -> gs.Variable:
+    def turned_back(self, output: gs.Tensor, signs: Signs) -> gs.Tensor:
         """Return h of g, unless queries have the signs already."""
         return output if signs.of_keys else self._scaled(output, signs)
 
-    def turned_pasts(self, signs: Signs) -> dict[int, gs.Variable]:
+    def turned_pasts(self, signs: Signs) -> dict[int, gs.Tensor]:
         """Return g_0 of h_0 = 0 for each state of the operator, by the number of the input."""
         channels, width = (
             axis_size(i) if i else 1 for i in (self.roles.channels, self.roles.widths)
@@ -141,13 +142,13 @@ class SignedGates(Gates):
             pasts[INPUTS.index("past_normalizer")] = (channels,)
         return {place: self._turned_past(signs, own) for place, own in pasts.items()}
 
-    def _turned_past(self, signs: Signs, own: tuple[int, ...]) -> gs.Variable:
+    def _turned_past(self, signs: Signs, own: tuple[int, ...]) -> gs.Tensor:
         """Return c_0 times zeros of (batch, heads, *own)."""
-        dtype, batch = np.dtype(signs.all.dtype), signs.all.shape[0]
+        dtype, batch = np.dtype(signs.all.dtype), known_shape(signs.all)[0]
         heads, ones = axis_size(self.layout.value), [1] * (len(own) - 1)
         split = [heads, own[0] if signs.by_channel else 1, *ones]
-        turn = gs.Constant(self.name("shape"), np.asarray([0, *split], LARGE))
-        turn = self.add("Reshape", [signs.all, turn], dtype, shape=[batch, *split])
+        target = gs.Constant(self.name("shape"), np.asarray([0, *split], LARGE))
+        turn = self.add("Reshape", [signs.all, target], dtype, shape=[batch, *split])
         zero = gs.Constant(self.name("zero"), np.zeros([1] * (2 + len(own)), dtype))
         rest = gs.Constant(self.name("sizes"), np.asarray([heads, *own], LARGE))
         sizes = [self.shape_of((self.roles.batch,)), rest]
@@ -155,6 +156,6 @@ class SignedGates(Gates):
         past = self.add("Expand", [zero, shape], dtype, shape=[batch, heads, *own])
         return self.add("Mul", [past, turn], dtype, shape=past.shape)
 
-    def _scaled(self, x: gs.Tensor, signs: Signs) -> gs.Variable:
+    def _scaled(self, x: gs.Tensor, signs: Signs) -> gs.Tensor:
         heads = axis_size(self.layout.value)
         return scaled_tokens(self, x, signs.later, heads)

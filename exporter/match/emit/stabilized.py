@@ -44,7 +44,7 @@ class StabilizedWriter(MatchWriter):
 
     def __init__(
         self,
-        root: gs.Tensor,
+        root: gs.Variable,
         form: Form,
         roles: Roles,
         divisors: tuple[Leaf, ...],
@@ -53,7 +53,7 @@ class StabilizedWriter(MatchWriter):
     ) -> None:
         super().__init__(root, form, roles)
         self._divisors, self._is_scale, self._read_sum = divisors, is_scale, read_sum
-        self._written: dict[str, gs.Variable] = {}
+        self._written: dict[str, gs.Tensor] = {}
         self.sums: list[Root] = []
         self.divides = bool(divisors)
 
@@ -78,17 +78,17 @@ class StabilizedWriter(MatchWriter):
         groups = (roles.batch, roles.query_position, heads)
         return replace(leaf, tensor=self._of_tokens(leaf.tensor, heads), dims=groups)
 
-    def _of_tokens(self, tensor: gs.Tensor, heads: Index) -> gs.Variable:
+    def _of_tokens(self, tensor: gs.Tensor, heads: Index) -> gs.Tensor:
         """Return a value of queries, (B, T, heads), from the operators that compute it."""
         if tensor.name not in self._written:
             self._written[tensor.name] = self._computed(tensor, heads)
         return self._written[tensor.name]
 
-    def _computed(self, tensor: gs.Tensor, heads: Index) -> gs.Variable:
+    def _computed(self, tensor: gs.Tensor, heads: Index) -> gs.Tensor:
         if self._is_scale(tensor):
             return self.scale(heads)
-        found = self._read_sum(tensor)
-        if found is not None:
+        found = self._read_sum(tensor) if isinstance(tensor, gs.Variable) else None
+        if isinstance(tensor, gs.Variable) and found is not None:
             return self._sum(tensor, *found)
         node = tensor.inputs[0] if tensor.inputs else None
         if node is None or node.op not in LAYOUT | FUNCTIONS or len(node.outputs) != 1:
@@ -109,7 +109,7 @@ class StabilizedWriter(MatchWriter):
             raise NotAttentionError("what it is divided by has numbers of single heads")
         return gs.Constant(self.name("number"), tensor.values.reshape(()))
 
-    def _sum(self, tensor: gs.Tensor, form: Form, roles: Roles) -> gs.Variable:
+    def _sum(self, tensor: gs.Variable, form: Form, roles: Roles) -> gs.Tensor:
         """Return a sum over keys alone, (B, T, heads)."""
         inside = {*roles.batch, *roles.query_position}
         heads = tuple(a for index in form.dims for a in index if a not in inside)

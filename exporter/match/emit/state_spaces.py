@@ -32,9 +32,7 @@ DOUBLE = np.dtype(np.float64)
 class StateSpaces(SignedGates):
     """Writes state spaces that are the same for all tokens."""
 
-    def state_space(
-        self, dtype: np.dtype[np.generic], signed: gs.Variable | None
-    ) -> gs.Node | None:
+    def state_space(self, dtype: np.dtype[np.generic], signed: gs.Tensor | None) -> gs.Node | None:
         """Return the node of such a convolution, not yet among those written; None of others.
 
         Args:

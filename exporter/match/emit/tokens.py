@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.tensors import known_shape, static_size
 from linexport.match.emit.layout import Nodes
 from linexport.plugins.ops import causal_conv
 
@@ -22,15 +23,15 @@ FORGOTTEN = -1e4
 """The logarithm of a decay that leaves nothing."""
 
 
-def delayed_tokens(nodes: Nodes, x: gs.Variable, by: int = 1) -> gs.Variable:
+def delayed_tokens(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
     """Return x_{t-k}, and zeros before the first token."""
-    dtype, (batch, length, channels) = np.dtype(x.dtype), x.shape
+    dtype, (batch, length, channels) = np.dtype(x.dtype), known_shape(x)
     if by > 1:
         late = _cut(nodes, _padded(nodes, x, by, 0.0), 0, -by)
-        late.shape = list(x.shape)
+        late.shape = [batch, length, channels]
         return late
     across = {"perm": [0, 2, 1]}
-    taps = np.tile(np.asarray([1, 0], dtype), (channels, 1, 1))
+    taps = np.tile(np.asarray([1, 0], dtype), (static_size(x, 2), 1, 1))
     weight = gs.Constant(nodes.name("taps"), taps)
     shape = [batch, channels, length]
     x = nodes.add("Transpose", [x], dtype, attrs=across, shape=shape)
@@ -39,7 +40,7 @@ def delayed_tokens(nodes: Nodes, x: gs.Variable, by: int = 1) -> gs.Variable:
     return nodes.add("Transpose", [x], dtype, attrs=across, shape=[batch, length, channels])
 
 
-def delayed_logarithms(nodes: Nodes, x: gs.Variable, by: int = 1) -> gs.Variable:
+def delayed_logarithms(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
     """Return x_{t-k} of logarithms of decays, of which some may be -inf."""
     # The tap 0 makes NaN of -inf; exp of this bound is 0 in every dtype.
     dtype = np.dtype(x.dtype)
@@ -47,12 +48,12 @@ def delayed_logarithms(nodes: Nodes, x: gs.Variable, by: int = 1) -> gs.Variable
     return delayed_tokens(nodes, nodes.add("Max", [x, least], dtype, shape=x.shape), by)
 
 
-def over_window(nodes: Nodes, x: gs.Variable, count: int, op: str) -> gs.Variable:
+def over_window(nodes: Nodes, x: gs.Tensor, count: int, op: str) -> gs.Tensor:
     """Return sums (op Add) or products (op Mul) of the last tokens, so many of them.
 
     Windows are doubled, and made longer by one token: both sums are of parts that do not overlap.
     """
-    shape = list(x.shape)
+    shape = list(known_shape(x))
     if count == 1:
         return x
     single = _padded(nodes, x, count - 1, float(op == "Mul"))
@@ -67,22 +68,22 @@ def over_window(nodes: Nodes, x: gs.Variable, count: int, op: str) -> gs.Variabl
     return found
 
 
-def _padded(nodes: Nodes, x: gs.Variable, front: int, fill: float) -> gs.Variable:
+def _padded(nodes: Nodes, x: gs.Tensor, front: int, fill: float) -> gs.Variable:
     """Return rows of a number in front of the tokens."""
-    dtype, (batch, length, channels) = np.dtype(x.dtype), x.shape
+    dtype, (batch, length, channels) = np.dtype(x.dtype), known_shape(x)
     pads = gs.Constant(nodes.name("pads"), np.asarray([0, front, 0, 0, 0, 0], np.int64))
     filling = gs.Constant(nodes.name("fill"), np.asarray(fill, dtype))
     shape = [batch, f"{front}+{length}", channels]
     return nodes.add("Pad", [x, pads, filling], dtype, shape=shape)
 
 
-def _both(nodes: Nodes, op: str, x: gs.Variable, y: gs.Variable) -> gs.Variable:
+def _both(nodes: Nodes, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Variable:
     made = nodes.add(op, [x, y], np.dtype(x.dtype))
     made.shape = None
     return made
 
 
-def _cut(nodes: Nodes, x: gs.Variable, start: int, end: int = INT64.max) -> gs.Variable:
+def _cut(nodes: Nodes, x: gs.Tensor, start: int, end: int = INT64.max) -> gs.Variable:
     """Return the tokens from one place to another, which may be counted from the last."""
     ends = (("starts", start), ("ends", end), ("axes", 1))
     given = [gs.Constant(nodes.name(n), np.asarray([value], np.int64)) for n, value in ends]
@@ -91,7 +92,7 @@ def _cut(nodes: Nodes, x: gs.Variable, start: int, end: int = INT64.max) -> gs.V
     return made
 
 
-def reversed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:
+def reversed_tokens(nodes: Nodes, x: gs.Tensor) -> gs.Tensor:
     """Return the tokens in reverse order; an absent tensor stays absent."""
     if x.is_empty():
         return x
@@ -101,25 +102,25 @@ def reversed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:
     return nodes.add("Slice", [x, *given], np.dtype(x.dtype), shape=x.shape)
 
 
-def masked_tokens(nodes: Nodes, x: gs.Variable, mask: gs.Variable) -> gs.Variable:
+def masked_tokens(nodes: Nodes, x: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
     """Return zeros where the mask, (B, T), is false."""
     dtype = np.dtype(x.dtype)
     last = gs.Constant(nodes.name("axes"), np.asarray([2], np.int64))
     kept = nodes.cast(mask, dtype)
-    kept = nodes.add("Unsqueeze", [kept, last], dtype, shape=[*mask.shape, 1])
+    kept = nodes.add("Unsqueeze", [kept, last], dtype, shape=[*known_shape(mask), 1])
     return nodes.add("Mul", [x, kept], dtype, shape=x.shape)
 
 
-def scaled_tokens(nodes: Nodes, x: gs.Variable, factor: gs.Variable, heads: int) -> gs.Variable:
+def scaled_tokens(nodes: Nodes, x: gs.Tensor, factor: gs.Tensor, heads: int) -> gs.Tensor:
     """Return x times a factor (B, T, heads) or (B, T, heads * width)."""
-    dtype, shape = np.dtype(x.dtype), list(x.shape)
-    if factor.shape[2] == shape[2]:
+    dtype, shape = np.dtype(x.dtype), list(known_shape(x))
+    if known_shape(factor)[2] == shape[2]:
         return nodes.add("Mul", [x, factor], dtype, shape=shape)
-    split = [*shape[:2], heads, shape[2] // heads]
+    split = [*shape[:2], heads, static_size(x, 2) // heads]
     sizes = gs.Constant(nodes.name("shape"), np.asarray([0, 0, heads, -1], np.int64))
     packed = gs.Constant(nodes.name("shape"), np.asarray([0, 0, shape[2]], np.int64))
     last = gs.Constant(nodes.name("axes"), np.asarray([3], np.int64))
-    factor = nodes.add("Unsqueeze", [factor, last], dtype, shape=[*factor.shape, 1])
+    factor = nodes.add("Unsqueeze", [factor, last], dtype, shape=[*known_shape(factor), 1])
     x = nodes.add("Reshape", [x, sizes], dtype, shape=split)
     x = nodes.add("Mul", [x, factor], dtype, shape=split)
     return nodes.add("Reshape", [x, packed], dtype, shape=shape)

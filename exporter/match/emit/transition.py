@@ -24,7 +24,7 @@ DECAY = generalized_delta_rule.INPUTS.index("decay")
 class TransitionWriter(MatchWriter):
     """Writes the nodes that take the place of a loop with a transition."""
 
-    def __init__(self, root: gs.Tensor, form: Form, roles: Roles) -> None:
+    def __init__(self, root: gs.Variable, form: Form, roles: Roles) -> None:
         super().__init__(root, form, roles)
         assert roles.transition is not None
         self.transition, heads = roles.transition, roles.transition.heads
@@ -67,7 +67,7 @@ class TransitionWriter(MatchWriter):
 
     def _vectors(
         self, leaves: Sequence[Leaf], width: Index, dtype: np.dtype[np.generic]
-    ) -> gs.Variable:
+    ) -> gs.Tensor:
         """Return a product of factors as (B, T, heads * width); of none, ones."""
         heads, time = self.transition.heads, self.roles.key_position
         if leaves and any({*self.roles.query_position} & f.axes for f in leaves):
@@ -77,7 +77,7 @@ class TransitionWriter(MatchWriter):
             return self._numbers(1.0, width, dtype)
         return self.packed_in(groups, leaves, heads, dtype)
 
-    def _faded(self, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _faded(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return logarithms of the rates of all channels."""
         roles, heads = self.roles, self.transition.heads
         if roles.decay is None:
@@ -92,7 +92,7 @@ class TransitionWriter(MatchWriter):
         factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
         return self.add("Mul", [x, factor], dtype, shape=x.shape)
 
-    def _numbers(self, number: float, width: Index, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _numbers(self, number: float, width: Index, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return a number as (B, T, heads * width)."""
         group = (*self.transition.heads, *width)
         row = np.full((1, 1, axis_size(group)), number, dtype)

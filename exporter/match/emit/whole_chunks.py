@@ -17,6 +17,7 @@ from linexport.graph.dims import DIVIDED
 from linexport.graph.monomials import Size, parse
 from linexport.graph.partial_eval import Values
 from linexport.graph.run_subgraph import NotRunnableError, size_value, symbols_in
+from linexport.graph.tensors import known_shape
 from linexport.match.proof.prove import RewriteCandidate, is_run_at
 
 LARGEST_CHUNK = 1024
@@ -103,9 +104,9 @@ def free_lengths(graph: gs.Graph, values: Values, symbols: set[str]) -> None:
                 length = _length(graph, symbol, freed, rank, tensor.name)
                 for reader in list(tensor.outputs):
                     reader.inputs = [length if t is tensor else t for t in reader.inputs]
-        for tensor in [*graph.inputs, *graph.outputs, *tensors]:
-            if tensor.shape is not None:
-                tensor.shape = [_freed(size, symbol) for size in tensor.shape]
+        own = [t for t in (*graph.inputs, *graph.outputs) if isinstance(t, gs.Variable)]
+        for tensor in (t for t in (*own, *tensors) if t.shape is not None):
+            tensor.shape = [_freed(size, symbol) for size in known_shape(tensor)]
 
 
 def _freed(size: int | str, symbol: str) -> int | str:
@@ -120,7 +121,9 @@ def _length(graph: gs.Graph, symbol: str, freed: int | str, rank: int, name: str
     """Return the size of a dimension, read from an input, or a number; as a scalar or a vector."""
     if freed != symbol:
         return gs.Constant(f"{name}/number", np.full([1] * rank, freed, np.int64))
-    given, place = next((t, i) for t in graph.inputs for i, s in enumerate(t.shape) if s == symbol)
+    given, place = next(
+        (t, i) for t in graph.inputs for i, s in enumerate(known_shape(t)) if s == symbol
+    )
     length = gs.Variable(f"{name}/length", np.int64, [1])
     ends = {"start": place, "end": place + 1}
     graph.nodes.append(gs.Node("Shape", f"{name}/Shape", ends, [given], [length]))

@@ -19,6 +19,7 @@ import onnxruntime
 
 from linexport.graph.monomials import CHUNKS, Size, parse
 from linexport.graph.run_subgraph import NotRunnableError, session, size_value, symbols_in
+from linexport.graph.tensors import known_shape
 from linexport.manifest.matches import ProofRecord
 from linexport.match.proof.sampling import Draw, bounded, falling
 
@@ -73,8 +74,8 @@ class RewriteCandidate:
     steady: frozenset[str]
     bounded: Mapping[str, Draw]
     channels: Mapping[str, tuple[int, int]]
-    original: tuple[Sequence[gs.Node], gs.Variable]
-    replacement: tuple[Sequence[gs.Node], gs.Variable]
+    original: tuple[Sequence[gs.Node], gs.Tensor]
+    replacement: tuple[Sequence[gs.Node], gs.Tensor]
     length: Size
     reach: int
     precision: str
@@ -209,7 +210,7 @@ def _check_chunks(
     """
     chunks = [m["chunk"] for atom in candidate.length.atoms if (m := CHUNKS.fullmatch(atom))]
     try:
-        stated = tuple(size_value(parse(n), symbols) for n in candidate.replacement[1].shape)
+        stated = tuple(size_value(parse(n), symbols) for n in known_shape(candidate.replacement[1]))
     except NotRunnableError:
         return
     if chunks and shape != stated:
@@ -241,7 +242,7 @@ def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
 
 def _draw(
     random: np.random.Generator,
-    tensor: gs.Variable,
+    tensor: gs.Tensor,
     shape: list[int],
     kind: str,
     candidate: RewriteCandidate,

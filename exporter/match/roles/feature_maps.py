@@ -126,7 +126,7 @@ def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) ->
             yield _Side(known, Leaf(source, dims), width)
 
 
-def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Variable, list[gs.Node]]]:
+def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Tensor, list[gs.Node]]]:
     """Tensors that another is a function of, with the nodes between; the nearest first."""
     place = {id(node): i for i, node in enumerate(e.graph.nodes)}
     pending, nodes = {tensor.name: tensor}, list[gs.Node]()

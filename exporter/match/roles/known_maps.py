@@ -15,6 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import torch
 
+from linexport.graph.tensors import constant_values
 from linexport.match.roles.map_samples import EXPONENTS, Sample
 from linexport.models import feature_maps
 
@@ -57,10 +58,10 @@ def _keeps_from_zero(node: gs.Node) -> bool:
     bounds = [t for t in node.inputs[1:] if not t.is_empty()]
     if node.op not in ("Max", "Clip") or len(bounds) != 1:
         return False
-    lower = isinstance(bounds[0], gs.Constant) and not (
-        node.op == "Clip" and node.inputs[1].is_empty()
-    )
-    return lower and bool((np.abs(bounds[0].values) <= FLOOR).all())
+    values = constant_values(bounds[0])
+    if values is None or (node.op == "Clip" and node.inputs[1].is_empty()):
+        return False
+    return bool((np.abs(values) <= FLOOR).all())
 
 
 def _stored(nodes: Sequence[gs.Node]) -> list[np.ndarray]:

@@ -29,10 +29,10 @@ Sample = tuple[np.ndarray, np.ndarray]
 
 def draw_samples(
     e: Evaluator,
-    source: gs.Variable,
+    source: gs.Tensor,
     shape: Sequence[Size],
     nodes: Sequence[gs.Node],
-    result: gs.Variable,
+    result: gs.Tensor,
     imports: dict[str, int],
 ) -> list[Sample] | None:
     """Random numbers for the source, and what the nodes make of them, at several magnitudes."""

@@ -12,16 +12,16 @@ from itertools import groupby
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.dims import Shape
 from linexport.graph.edit import END
 from linexport.graph.monomials import Size
 from linexport.graph.partial_eval import stated_sizes
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import Nodes
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.distances import ByDistance
 from linexport.match.forms.token_sizes import TokenSizes
 from linexport.match.search.bands import PRODUCTS, Band
-
-Shape = list[int | str]
 
 INT, BOOL = np.dtype(np.int64), np.dtype(bool)
 
@@ -48,8 +48,8 @@ class BandWriter(Nodes):
         self.total = f"{band.rows}+{sizes.tokens}"
         self.seen: dict[str, gs.Variable] = {}
         self.real: gs.Variable | None = None
-        self._distances: gs.Variable | None = None
-        self._is_real: gs.Variable | None = None
+        self._distances: gs.Tensor | None = None
+        self._is_real: gs.Tensor | None = None
 
     def write(self) -> None:
         """Write all nodes; what they compute of each token has the tensors that it had.
@@ -58,7 +58,7 @@ class BandWriter(Nodes):
             NotAttentionError: the batch is not an axis of its values.
         """
         for name, column in self.band.columns.items():
-            shape = list(column.tensor.shape)
+            shape = list(known_shape(column.tensor))
             shape[column.axis] = self.total
             self.seen[name] = gs.Variable(self.name("seen"), column.tensor.dtype, shape)
         if self.band.counts:
@@ -75,26 +75,28 @@ class BandWriter(Nodes):
             inputs = [made.get(t.name, t) for t in node.inputs]
             if node.op == "Trilu":  # column 0 is so many rows before the first token
                 inputs[1:] = [self._integer(self.band.diagonals[node.name] + self.band.rows)]
-            outputs = []
+            outputs: list[gs.Variable] = []
             for tensor in node.outputs:
                 if self.sizes.is_pair(tensor):
                     sizes = self._pairs(node, tensor, inputs)
-                    made[tensor.name] = gs.Variable(self.name("pairs"), tensor.dtype, sizes)
-                outputs.append(made.get(tensor.name, tensor))
+                    tensor = made[tensor.name] = gs.Variable(
+                        self.name("pairs"), tensor.dtype, sizes
+                    )
+                outputs.append(tensor)
             copy = gs.Node(node.op, f"{node.name}/band", node.attrs, inputs, domain=node.domain)
             copy.outputs = outputs
             self.nodes.append(copy)
 
     def _pairs(self, node: gs.Node | None, tensor: gs.Tensor, inputs: list[gs.Tensor]) -> Shape:
         """Return the sizes of a value of pairs; a mask of which rows are real adds the batch."""
-        shapes: list[Shape] = [[*tensor.shape[:-1], self.total]]
+        shapes: list[Shape] = [[*known_shape(tensor)[:-1], self.total]]
         if node is None or node.op not in PRODUCTS:
             shapes += [list(t.shape) for t in inputs if t.shape is not None]
         rank = max(map(len, shapes))
         full = [[*[1] * (rank - len(shape)), *shape] for shape in shapes]
         return [next((n for n in sizes if n != 1), 1) for sizes in zip(*full, strict=True)]
 
-    def _selected(self, tensor: gs.Tensor, made: Mapping[str, gs.Tensor]) -> gs.Variable:
+    def _selected(self, tensor: gs.Tensor, made: Mapping[str, gs.Tensor]) -> gs.Tensor:
         """Return another value of pairs where a sum is that value, and 0 where it is 0."""
         name, kept = self.band.selections[tensor.name]
         zero = gs.Constant(self.name("zero"), np.zeros((), tensor.dtype))
@@ -118,23 +120,23 @@ class BandWriter(Nodes):
         for first, end, value in runs:
             number = gs.Constant(self.name("value"), np.asarray(value, dtype))
             within = self._within(first, end)
-            shape = max(within.shape, list(found.shape), key=len)
+            shape = max(known_shape(within), known_shape(found), key=len)
             found = self.add("Where", [within, number, found], dtype, shape=shape)
         return found
 
-    def _any(self, runs: list[tuple[int, int, np.generic]]) -> gs.Variable:
+    def _any(self, runs: list[tuple[int, int, np.generic]]) -> gs.Tensor:
         """Return where distances are in one of several runs."""
         first, *rest = [self._within(a, b) for a, b, _ in runs]
         for other in rest:
             # Only what is read of earlier tokens asks which rows are real, by an axis of the batch.
-            shape = max(first.shape, other.shape, key=len)
+            shape = max(known_shape(first), known_shape(other), key=len)
             first = self.add("Or", [first, other], BOOL, shape=shape)
         return first
 
-    def _not(self, x: gs.Variable) -> gs.Variable:
+    def _not(self, x: gs.Tensor) -> gs.Variable:
         return self.add("Not", [x], BOOL, shape=x.shape)
 
-    def _within(self, first: int, end: int) -> gs.Variable:
+    def _within(self, first: int, end: int) -> gs.Tensor:
         """Return where distances are from one number to another, and columns of tokens."""
         d = self._distance()
         found = self.add("LessOrEqual", [d, self._integer(end)], BOOL, shape=d.shape)
@@ -144,10 +146,10 @@ class BandWriter(Nodes):
         found = self.add("And", [late, found], BOOL, shape=d.shape)
         if self._is_real is None:
             return found
-        shape = [*self._is_real.shape[:-2], *d.shape]
+        shape = [*known_shape(self._is_real)[:-2], *known_shape(d)]
         return self.add("And", [found, self._is_real], BOOL, shape=shape)
 
-    def _table(self, values: np.ndarray, dtype: np.dtype[np.generic]) -> gs.Variable:
+    def _table(self, values: np.ndarray, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return values that are looked up by distance."""
         d, far = self._distance(), self.band.rows + 1
         ends = (("Max", -1), ("Min", far))
@@ -155,7 +157,7 @@ class BandWriter(Nodes):
         for op, end in ends:
             place = self.add(op, [place, self._integer(end)], INT, shape=d.shape)
         if self._is_real is not None:
-            shape = [*self._is_real.shape[:-2], *d.shape]
+            shape = [*known_shape(self._is_real)[:-2], *known_shape(d)]
             inputs = [self._is_real, place, self._integer(far)]
             place = self.add("Where", inputs, INT, shape=shape)
         place = self.add("Add", [place, self._integer(1)], INT, shape=place.shape)
@@ -170,7 +172,7 @@ class BandWriter(Nodes):
         ]
         return self.add("Where", inputs, dtype, shape=found.shape)
 
-    def _distance(self) -> gs.Variable:
+    def _distance(self) -> gs.Tensor:
         """(T, rows + T)."""
         if self._distances is None:
             name, column = next(iter(self.band.columns.items()))
@@ -188,7 +190,7 @@ class BandWriter(Nodes):
             self._distances = self.add("Sub", [rows, columns], INT, shape=[tokens, self.total])
         return self._distances
 
-    def _in_layout(self, real: gs.Variable) -> gs.Variable:
+    def _in_layout(self, real: gs.Tensor) -> gs.Variable:
         """Return which columns are of tokens, with axes as values of pairs have them."""
         zero = gs.Constant(self.name("zero"), np.zeros((), np.float32))
         found = self.add("Greater", [real, zero], BOOL, shape=real.shape)
@@ -206,7 +208,10 @@ class BandWriter(Nodes):
         shape: list[int | str] = [1] * (rank - 1) + [self.total]
         shape[place] = str(largest[place]) if rank > 2 else 1
         if heads > 1:
-            first, each = real.shape[0], gs.Constant(self.name("heads"), np.array([1, heads, 1]))
+            first, each = (
+                known_shape(real)[0],
+                gs.Constant(self.name("heads"), np.array([1, heads, 1])),
+            )
             one = [found, self._integers(1)]
             found = self.add("Unsqueeze", one, BOOL, shape=[first, 1, self.total])
             found = self.add("Expand", [found, each], BOOL, shape=[first, heads, self.total])

@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
+from linexport.graph.tensors import known_shape
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.distances import ByDistance, read_distances
 from linexport.match.forms.entries_by_distance import EXCLUDED, UNKNOWN, Entries, made_of
@@ -133,7 +134,7 @@ class BandReader:
             return None if place is None else node.inputs[place]
         if node.op not in (*ZERO, *LEAST) or not self.sizes.is_pair(given):
             return None
-        rank = len(given.shape)
+        rank = len(known_shape(given))
         if node.op == "Softmax":
             axes: list[int] | None = [node.attrs.get("axis", -1)]
         else:

@@ -51,7 +51,7 @@ def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
     return Findings(tuple(rewriter.matches), (), tuple(rewriter.rejected))
 
 
-def _is_read(evaluator: Evaluator, tensor: gs.Variable) -> bool:
+def _is_read(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
     """Return whether the algebra reads what a value is, so that ``find`` replaces it."""
     form = evaluator.form(tensor)
     if form is None:

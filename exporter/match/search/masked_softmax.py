@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import is_output, producer
 from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import written_size
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.distances import ByDistance, added, condition, window
@@ -92,7 +93,7 @@ class SoftmaxReader:
         self.graph, self.evaluator = graph, Evaluator(graph)
         self.tokens = parse(tokens)
         given = next(t for t in graph.inputs if tokens in (t.shape or ()))
-        self.batch = parse(given.shape[0])
+        self.batch = parse(known_shape(given)[0])
 
     def read(self, softmax: gs.Node) -> MaskedSoftmax:
         """Return it.

@@ -244,7 +244,7 @@ class Search(Rewriter):
                     continue
                 divided |= node.op == "Div"
                 moved = node.inputs[:1] if node.op in LAYOUT else node.inputs
-                pending += [t for t in moved if not isinstance(t, gs.Constant)]
+                pending += [t for t in moved if isinstance(t, gs.Variable)]
         return divided and len(found) == 2
 
     def _adds_tokens(self, tensor: gs.Tensor) -> bool:

@@ -20,6 +20,7 @@ from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session, symbols_in
+from linexport.graph.tensors import computed_value
 from linexport.match.emit.candidate import inputs_of
 from linexport.match.forms.rules.elementwise import BINARY, OTHER, UNARY
 from linexport.match.forms.token_sizes import (
@@ -49,7 +50,7 @@ class Counted:
         slope: of the line; positions are a dim of size 1.
     """
 
-    value: gs.Tensor
+    value: gs.Variable
     axis: int
     table: np.ndarray
     slope: np.ndarray
@@ -93,7 +94,7 @@ class CountReader:
             return
         found[tensor.name] = None
         if self.sizes.axis(tensor) is not None and not any(map(self._counts_rows, nodes)):
-            found[tensor.name] = self._run(tensor, nodes)
+            found[tensor.name] = self._run(computed_value(tensor), nodes)
         if found[tensor.name] is None:
             for given in tensor.inputs[0].inputs if tensor.inputs else ():
                 self._try(given, found)
@@ -130,7 +131,7 @@ class CountReader:
         """Return the nodes that compute a value of sizes, in order."""
         return sorted(nodes_behind([tensor], SIZES_ONLY), key=lambda n: self._place[id(n)])
 
-    def _run(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> Counted | None:
+    def _run(self, tensor: gs.Variable, nodes: Sequence[gs.Node]) -> Counted | None:
         reach, given, axis = reach_of(nodes), inputs_of(nodes), self.sizes.axis(tensor)
         if reach is None or axis is None:
             return None
@@ -163,7 +164,7 @@ class CountReader:
 
 
 def _counted(
-    tensor: gs.Tensor, axis: int, short: np.ndarray, long: np.ndarray, most: int
+    tensor: gs.Variable, axis: int, short: np.ndarray, long: np.ndarray, most: int
 ) -> Counted | None:
     """Return a value that is the same for a longer sequence, and a line after some positions."""
     first, whole = (np.moveaxis(x, axis, 0) for x in (short, long))

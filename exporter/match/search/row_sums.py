@@ -17,6 +17,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.monomials import parse
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
 from linexport.match.emit.operands import Factors
 from linexport.match.errors import NotAttentionError
@@ -102,7 +103,7 @@ class _Writer(Factors):
     def __init__(self, root: Root, graph: gs.Graph) -> None:
         super().__init__(root.tensor, root.form, root.roles)
         shaped = [t for t in graph.inputs if t.shape]
-        self.read_sizes([Leaf(t, tuple((Axis(parse(s)),) for s in t.shape)) for t in shaped])
+        self.read_sizes([Leaf(t, tuple((Axis(parse(s)),) for s in known_shape(t))) for t in shaped])
 
     def write(self) -> None:
         """Write all nodes.
@@ -120,7 +121,7 @@ class _Writer(Factors):
         present = {*roles.query_position}.union(*(leaf.axes for leaf in roles.leaves))
         self.result = self.merged(total, axes, dims, present)
 
-    def _count(self) -> gs.Variable:
+    def _count(self) -> gs.Tensor:
         """Return t + 1 for every position."""
         size = size_of(self.roles.query_position)
         first, start, step = (
@@ -153,7 +154,7 @@ class _Writer(Factors):
         return self._op("Div", half, self._op("Sigmoid", self._op("Neg", x)))
 
     def _op(self, op: str, *inputs: gs.Tensor) -> gs.Variable:
-        shapes = [x.shape for x in inputs if len(x.shape)]
+        shapes = [x.shape for x in inputs if len(known_shape(x))]
         shape = [next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes, strict=True)]
         return self.add(op, list(inputs), FLOAT, shape=shape)
 

@@ -78,7 +78,7 @@ class Moved:
     """
 
     source: gs.Tensor
-    result: gs.Tensor
+    result: gs.Variable
     axis: int
     front: int
     behind: int
@@ -115,7 +115,7 @@ class MoveReader:
         self._imports = imports_of(graph)
         self._place = {id(node): i for i, node in enumerate(graph.nodes)}
 
-    def read(self, result: gs.Tensor) -> Moved | None:
+    def read(self, result: gs.Variable) -> Moved | None:
         """Return what a value is made of, where it has earlier tokens of another one."""
         if result.name in self.positions:
             return None
@@ -184,11 +184,11 @@ class MoveReader:
         return sizes is None or self.sizes.symbol in symbols_in(sizes[node.attrs["axis"]])
 
     def _run(
-        self, source: gs.Tensor, result: gs.Tensor, axis: int, region: Sequence[gs.Node]
+        self, source: gs.Tensor, result: gs.Variable, axis: int, region: Sequence[gs.Node]
     ) -> Moved | None:
         """Return how the tokens are moved, where that is the same at all lengths."""
         reach = reach_of(region)
-        given = inputs_of(region)
+        given: list[gs.Tensor] = [*inputs_of(region)]
         if source not in given:
             given.append(source)
         if reach is None or any(stated_sizes(t) is None or t.dtype is None for t in given):

@@ -79,7 +79,7 @@ class Region:
     """
 
     root: gs.Variable
-    leaves: tuple[gs.Variable, ...]
+    leaves: tuple[gs.Tensor, ...]
     tokens: Size
     place: int
 
@@ -146,9 +146,9 @@ class Regions:
         weights = [self.evaluator.is_weight(t) for t in node.inputs[:2]]
         return weights[0] if node.op == "Gather" else any(weights)
 
-    def _leaves(self, root: gs.Variable, tokens: Size) -> tuple[gs.Variable, ...] | None:
+    def _leaves(self, root: gs.Tensor, tokens: Size) -> tuple[gs.Tensor, ...] | None:
         """Return what a value is computed of before tokens are mixed."""
-        found: dict[str, gs.Variable] = {}
+        found: dict[str, gs.Tensor] = {}
         waiting, seen = [root], set[str]()
         while waiting:
             tensor = waiting.pop()
@@ -189,7 +189,7 @@ class Regions:
         """Return whether the number of tokens is in another dim as well."""
         return any(s != tokens and symbols_in(s) & symbols_in(tokens) for s in sizes)
 
-    def _factors(self, found: dict[str, gs.Variable], tokens: Size) -> tuple[gs.Variable, ...]:
+    def _factors(self, found: dict[str, gs.Tensor], tokens: Size) -> tuple[gs.Tensor, ...]:
         """Return leaves, of which products with a number for each token are taken apart.
 
         Keys and values are often multiplied with beta before anything else; k and k * beta are
@@ -208,7 +208,7 @@ class Regions:
                     found[new.name] = new
         return tuple(found.values())
 
-    def _product(self, tensor: gs.Tensor) -> tuple[gs.Variable, gs.Variable] | None:
+    def _product(self, tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
         """Return x and the numbers of a product of vectors and numbers, be they columns or rows."""
         node = producer(tensor, "Mul")
         if node is None or any(isinstance(t, gs.Constant) for t in node.inputs):
@@ -220,7 +220,7 @@ class Regions:
                 return self._plain(node.inputs[vector]), self._plain(node.inputs[number])
         return None
 
-    def _plain(self, tensor: gs.Variable) -> gs.Variable:
+    def _plain(self, tensor: gs.Tensor) -> gs.Tensor:
         """Return a value before its dims were put in order, and some of size 1 added."""
         node = producer(tensor)
         while node is not None and node.op in AXES_ONLY:

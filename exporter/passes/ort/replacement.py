@@ -20,6 +20,7 @@ from linexport.graph.contract import NoMatchError, PassResult, rewrite_matches
 from linexport.graph.edit import is_output
 from linexport.graph.monomials import parse
 from linexport.graph.run_subgraph import NotRunnableError, session, size_value, symbols_in
+from linexport.graph.tensors import computed_value, known_shape
 
 DOMAIN = "com.microsoft"
 
@@ -49,7 +50,7 @@ class Substitution:
 
     old: Sequence[gs.Node]
     new: Sequence[gs.Node]
-    inputs: Sequence[gs.Variable]
+    inputs: Sequence[gs.Tensor]
     results: Sequence[tuple[gs.Variable, gs.Variable]]
     shared: Sequence[gs.Node] = ()
 
@@ -136,7 +137,7 @@ def _difference(graph: gs.Graph, change: Substitution) -> str:
         for n in change.old
         if n.op == "Reshape" and isinstance(n.inputs[1], gs.Variable)
     }
-    given = [*change.inputs, *(gs.Variable(n, np.int64, [None]) for n in shapes)]
+    given = [*change.inputs, *(gs.Variable(n, np.int64, [f"{n}/rank"]) for n in shapes)]
     if any(t.shape is None for t in (*change.inputs, *shapes.values())):
         return "the shape of an input is not known"
     try:
@@ -173,43 +174,51 @@ def _feeds(
     """Return random inputs, and the shapes that Reshape takes; the same for both sides."""
     random = np.random.default_rng(first)
     tensors = [*change.inputs, *shapes.values()]
-    atoms = {name for t in tensors for size in t.shape for name in symbols_in(parse(size))}
+    atoms = {name for t in tensors for size in known_shape(t) for name in symbols_in(parse(size))}
     chosen = {s: SIZES[(first + place) % len(SIZES)] for place, s in enumerate(sorted(atoms))}
     feeds = {}
     for tensor in change.inputs:
-        shape = [size_value(parse(size), chosen) for size in tensor.shape]
+        shape = [size_value(parse(size), chosen) for size in known_shape(tensor)]
         feeds[tensor.name] = random.standard_normal(shape).astype(tensor.dtype)
     for name, reshaped in shapes.items():
-        sizes = [size_value(parse(size), chosen) for size in reshaped.shape]
+        sizes = [size_value(parse(size), chosen) for size in known_shape(reshaped)]
         feeds[name] = np.asarray(sizes, np.int64)
     read = {i.name for i in opened.get_inputs()}
     return {name: value for name, value in feeds.items() if name in read}
 
 
 def _opened(
-    given: Sequence[gs.Variable],
+    given: Sequence[gs.Tensor],
     nodes: Sequence[gs.Node],
     result: gs.Variable,
     imports: Mapping[str, int],
 ) -> onnxruntime.InferenceSession:
     """Open copies of nodes on their own: a graph that is exported edits its tensors."""
-    made: dict[str, gs.Tensor] = {}
+    made: dict[str, gs.Variable] = {}
 
-    def copied(tensors: Sequence[gs.Tensor]) -> list[gs.Tensor]:
-        return [
-            gs.Variable.empty() if t.is_empty() else made.setdefault(t.name, _copied(t))
-            for t in tensors
-        ]
+    def copied(tensor: gs.Variable) -> gs.Variable:
+        if tensor.is_empty():
+            return gs.Variable.empty()
+        copy = gs.Variable(tensor.name, tensor.dtype, tensor.shape)
+        return made.setdefault(tensor.name, copy)
 
-    inputs = copied(given)
+    stored: dict[str, gs.Constant] = {}
+
+    def read(tensor: gs.Tensor) -> gs.Tensor:
+        if isinstance(tensor, gs.Constant):
+            return stored.setdefault(tensor.name, gs.Constant(tensor.name, tensor.values))
+        return copied(computed_value(tensor))
+
+    inputs = [read(t) for t in given]
     copies = [
-        gs.Node(n.op, n.name, dict(n.attrs), copied(n.inputs), copied(n.outputs), domain=n.domain)
+        gs.Node(
+            n.op,
+            n.name,
+            dict(n.attrs),
+            [read(t) for t in n.inputs],
+            [copied(t) for t in n.outputs],
+            domain=n.domain,
+        )
         for n in nodes
     ]
     return session(inputs, copies, made[result.name], imports)
-
-
-def _copied(tensor: gs.Tensor) -> gs.Tensor:
-    if isinstance(tensor, gs.Constant):
-        return gs.Constant(tensor.name, tensor.values)
-    return gs.Variable(tensor.name, tensor.dtype, tensor.shape)

@@ -20,7 +20,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import TARGET, NoMatchError, Pass, PassResult
-from linexport.graph.edit import END, producer
+from linexport.graph.edit import producer
+from linexport.graph.tensors import constant_values, known_shape
 from linexport.passes.ort.replacement import DOMAIN, Substitution, substitute_matches
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ class _Half:
         nodes: that compute it from the source, in order, with the axis of heads added.
     """
 
-    source: gs.Variable
-    value: gs.Variable
+    source: gs.Tensor
+    value: gs.Tensor
     nodes: tuple[gs.Node, ...]
 
 
@@ -63,7 +64,7 @@ class _Tables:
     """
 
     nodes: Sequence[gs.Node]
-    inputs: Sequence[gs.Variable]
+    inputs: Sequence[gs.Tensor]
 
 
 def _match(
@@ -72,14 +73,14 @@ def _match(
     if added.op != "Add" or added.domain or len(added.inputs) != 2:
         return None
     for straight, crossed in (added.inputs, reversed(added.inputs)):
-        products = producer(straight, "Mul"), producer(crossed, "Mul")
-        if products[0] is None or products[1] is None:
+        first, second = producer(straight, "Mul"), producer(crossed, "Mul")
+        if first is None or second is None:
             continue
-        for x, cos in _orders(products[0]):
-            for turned, sin in _orders(products[1]):
+        for x, cos in _orders(first):
+            for turned, sin in _orders(second):
                 turning = _turned(turned, x)
                 if turning is not None:
-                    old = [*turning, *products, added]
+                    old = [*turning, first, second, added]
                     return _substitution(graph, x, cos, sin, old, tables)
     return None
 
@@ -113,12 +114,15 @@ def _part(node: gs.Node, x: gs.Tensor) -> tuple[int, int] | None:
     """Return first and last channel (exclusive) that a Slice takes of x."""
     if node.op != "Slice" or node.inputs[0] is not x or len(node.inputs) < 4:
         return None
-    if not all(isinstance(t, gs.Constant) and t.values.size == 1 for t in node.inputs[1:]):
+    given = [constant_values(t) for t in node.inputs[1:]]
+    numbers = [int(values.item()) for values in given if values is not None and values.size == 1]
+    if len(numbers) != len(given):
         return None
-    start, end, axis, *step = (int(t.values.item()) for t in node.inputs[1:])
+    start, end, axis, *step = numbers
+    width = known_shape(x)[AXIS]
     if axis not in (AXIS, -1) or step not in ([], [1]) or start < 0 or end < 0:
         return None
-    return start, x.shape[AXIS] if end == END else min(end, x.shape[AXIS])
+    return (start, min(end, width)) if isinstance(width, int) else None
 
 
 def _substitution(
@@ -133,7 +137,7 @@ def _substitution(
     if both[0] is None or both[1] is None:
         raise NoMatchError("cos and sin are not two copies of one half of the channels")
     halves = both[0], both[1]
-    width, result = x.shape[AXIS], old[-1].outputs[0]
+    width, result = known_shape(x)[AXIS], old[-1].outputs[0]
     whole = _whole(x, result)
     if whole is not None:
         old, x, result = [whole[0], *old, *whole[1:]], whole[0].inputs[0], whole[-1].outputs[0]
@@ -142,7 +146,7 @@ def _substitution(
     if not made:
         tables[key] = _tables(*halves)
     output = gs.Variable(f"{result.name}/rotated", result.dtype, result.shape)
-    attributes = {"num_heads": x.shape[1], "rotary_embedding_dim": width}
+    attributes = {"num_heads": known_shape(x)[1], "rotary_embedding_dim": width}
     given = [x, *tables[key].inputs]
     fused = gs.Node(
         "RotaryEmbedding", f"{result.name}/rotary", attributes, given, [output], domain=DOMAIN
@@ -185,7 +189,7 @@ def _whole(x: gs.Tensor, result: gs.Tensor) -> tuple[gs.Node, gs.Node, gs.Node] 
     source, rest = first.inputs[0], producer(joined.inputs[1], "Slice")
     if rest is None or not source.shape or len(source.shape) != RANK:
         return None
-    width, channels = x.shape[AXIS], source.shape[AXIS]
+    width, channels = known_shape(x)[AXIS], source.shape[AXIS]
     parts = _part(first, source), _part(rest, source)
     last = joined.attrs.get("axis") in (-1, AXIS) and joined.inputs[0] is result
     fits = last and isinstance(channels, int) and parts == ((0, width), (width, channels))
@@ -196,9 +200,11 @@ def _tables(cos: _Half, sin: _Half) -> _Tables:
     """Tables (B T, r/2) and positions (B, T) that number their rows."""
     name = f"{cos.value.name}/rotary"
     nodes: list[gs.Node] = []
-    width = cos.source.shape[-1]
+    width = known_shape(cos.source)[-1]
 
-    def made(op: str, what: str, inputs: list[gs.Tensor], dtype: type, **attrs: int) -> gs.Variable:
+    def made(
+        op: str, what: str, inputs: Sequence[gs.Tensor], dtype: type, **attrs: int
+    ) -> gs.Variable:
         output = gs.Variable(f"{name}/{what}", dtype)
         nodes.append(gs.Node(op, f"{name}/{what}", attrs, inputs, [output]))
         return output

@@ -12,12 +12,10 @@ import torch
 from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
-from linexport.graph.dims import DimRange, batch_dims
+from linexport.graph.dims import DimRange, Shape, batch_dims
 from linexport.sources.onnx_file.added_masks import is_added_mask
 from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.sources.onnx_file.module import reason
-
-Shape = tuple[int | str, ...]
 
 BATCH = 2
 TRIED_LENGTHS = (100, 64, 128, 224, 16, 1)
@@ -49,7 +47,7 @@ class Examples:
     integer_ranges: dict[int, tuple[int, int]]
 
 
-def interface(model: onnx.ModelProto) -> tuple[list[Shape], dict[str, DimRange]]:
+def interface(model: onnx.ModelProto) -> tuple[Sequence[Shape], dict[str, DimRange]]:
     """Shapes of the inputs with names for dynamic sizes, and the dimensions by name.
 
     A size without a name is called batch, seq or dim_N after its axis, and so taken to be the same

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 import torch
 
-from linexport.graph.dims import DimRange, batch_dims
-from linexport.sources.onnx_file.dynamic_shapes import AXES, Shape, drawer, inputs
+from linexport.graph.dims import DimRange, Shape, batch_dims
+from linexport.sources.onnx_file.dynamic_shapes import AXES, drawer, inputs
 
 PRIMES = ((2, 5, 7, 11, 13, 3), (3, 7, 4, 6, 10, 9))
 """Sizes of the dimensions, all different."""
@@ -33,7 +33,7 @@ def fitted(
     shapes: Sequence[Shape],
     dims: Mapping[str, DimRange],
     seed: int,
-) -> tuple[list[Shape], dict[str, DimRange]]:
+) -> tuple[Sequence[Shape], dict[str, DimRange]]:
     """Return the shapes with one name for sizes that have to be the same, and the dimensions.
 
     They are as given where the graph runs so, or where no assignment is found.
@@ -103,7 +103,7 @@ def _runs(
 
 def _renamed(
     shapes: Sequence[Shape], places: Sequence[str], groups: Groups, named: bool
-) -> tuple[list[Shape], dict[str, DimRange]]:
+) -> tuple[Sequence[Shape], dict[str, DimRange]]:
     axes: dict[int, set[int]] = {}
     numbers = iter(groups)
     for shape in shapes:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from linexport.graph.dims import StaticShape
 from linexport.plugins.cpu.library import FUSED_DOMAIN
 from linexport.plugins.ops.op import name_overload
 from linexport.targets.cpu_fusion.cached_attention import with_cached_attention
@@ -37,7 +38,7 @@ from linexport.targets.cpu_fusion.groups import (
 from linexport.targets.cpu_fusion.layouts import with_tokens_first
 from linexport.targets.cpu_fusion.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.cpu_fusion.parts import take_parts
-from linexport.targets.cpu_fusion.program import Program, Shape, TensorView, UnfitError
+from linexport.targets.cpu_fusion.program import Program, TensorView, UnfitError
 from linexport.targets.cpu_fusion.sizes import with_constant_sizes
 from linexport.targets.cpu_fusion.values import LEAD, TokenValues, read_values
 
@@ -179,7 +180,7 @@ def _program(
             return places[name].reshaped(own_axes(name, values, rank) or ())
         return places[name]
 
-    def target(name: str, shape: Shape) -> TensorView:
+    def target(name: str, shape: StaticShape) -> TensorView:
         return results[name] if name in results else program.room(shape)
 
     for node in nodes:

@@ -21,7 +21,7 @@ from onnx import helper, parser
 from linexport.plugins.ops.op import name_overload
 from linexport.plugins.ops.shapes import Dim
 from linexport.targets.cpu_fusion.groups import add_functions, drop_unused, ordered
-from linexport.targets.cpu_fusion.lookup import Lookup, NewNodes, Shape, UnmatchedError, terms
+from linexport.targets.cpu_fusion.lookup import KnownShape, Lookup, NewNodes, UnmatchedError, terms
 from linexport.targets.cpu_fusion.nodes import attributes
 from linexport.targets.cpu_fusion.rotary import Rotary, find_rotary, on_tokens
 from linexport.targets.cpu_fusion.seen_keys import SeenKeys, find_seen_keys
@@ -81,8 +81,8 @@ SEEN = """
       first_axis = Constant <value_ints: ints = [0]> ()
       second_axis = Constant <value_ints: ints = [1]> ()
       inner_axes = Constant <value_ints: ints = [1, 2]> ()
-      keys = Shape <start: int = 2, end: int = 3> (present_key)
-      length = Shape <start: int = 1, end: int = 2> (query)
+      keys = KnownShape <start: int = 2, end: int = 3> (present_key)
+      length = KnownShape <start: int = 1, end: int = 2> (query)
       end = Squeeze (keys)
       numbers = Range (first, end, step)
       past = Sub (keys, length)
@@ -115,7 +115,7 @@ class _Tokens:
     rotary: Rotary | None
 
     @property
-    def packed(self) -> Shape:
+    def packed(self) -> KnownShape:
         """Shape with all heads of a token one behind the other."""
         return (*self.lead, self.heads * self.width)
 

@@ -18,7 +18,7 @@ from linexport.targets.cpu_fusion.nodes import attributes
 MAX_CONSTANT_ELEMENTS = 8
 """Elements of a constant that is looked up."""
 
-Shape = tuple[Dim, ...]
+KnownShape = tuple[Dim, ...]
 
 
 def terms(size: Dim) -> list[str]:
@@ -85,7 +85,7 @@ class Lookup:
         """Return whether one node reads a value, outputs of the graph aside."""
         return len([r for r in self._readers.get(name, ()) if r >= 0]) == 1
 
-    def shape(self, name: str, rank: int) -> Shape:
+    def shape(self, name: str, rank: int) -> KnownShape:
         """Return the shape of a float32 value.
 
         Raises:
@@ -96,7 +96,7 @@ class Lookup:
             raise UnmatchedError(f"{name} is not float32 of {rank} known axes")
         return shape
 
-    def stated(self, name: str) -> Shape:
+    def stated(self, name: str) -> KnownShape:
         """Return the shape of a value of any type, () where the file states none."""
         return self._shapes.get(name, ())
 
@@ -104,7 +104,7 @@ class Lookup:
         """Return the type of a value's elements, None where the file states none."""
         return self._types.get(name)
 
-    def has_shape(self, name: str, shape: Shape) -> bool:
+    def has_shape(self, name: str, shape: KnownShape) -> bool:
         """Return whether a value is float32 of this shape."""
         return self._shapes.get(name) == shape and self._types.get(name) == TensorProto.FLOAT
 
@@ -137,7 +137,7 @@ class NewNodes:
         self.initializers: dict[str, onnx.TensorProto] = {}
 
     def add(
-        self, op: str, inputs: Sequence[str], output: str, shape: Shape, **settings: Any
+        self, op: str, inputs: Sequence[str], output: str, shape: KnownShape, **settings: Any
     ) -> str:
         """Add a node of one output, unless it is there; return the output."""
         if output not in self.values:
@@ -145,7 +145,7 @@ class NewNodes:
             self.know(output, shape)
         return output
 
-    def know(self, name: str, shape: Shape) -> None:
+    def know(self, name: str, shape: KnownShape) -> None:
         """Add what is known of a float32 value."""
         self.values[name] = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 

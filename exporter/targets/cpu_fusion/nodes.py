@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from linexport.graph.dims import StaticShape
 from linexport.plugins.ops.op import attribute_value
-from linexport.targets.cpu_fusion.program import Program, Shape, TensorView, UnfitError
+from linexport.targets.cpu_fusion.program import Program, TensorView, UnfitError
 from linexport.targets.cpu_fusion.values import LEAD, TokenValues, Value
 
 UNARY = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs")
@@ -58,7 +59,7 @@ def results(node: onnx.NodeProto, values: TokenValues) -> list[Value] | None:
     return made if all(a == b for a, b in zip(stated, made, strict=True)) else None
 
 
-def _flat(node: onnx.NodeProto, values: TokenValues, read: Value) -> Shape | None:
+def _flat(node: onnx.NodeProto, values: TokenValues, read: Value) -> StaticShape | None:
     """Return the axes of a token where a Reshape puts all but the last into one."""
     if node.op_type != "Reshape" or read.is_flat:
         return None
@@ -73,56 +74,74 @@ def data_inputs(node: onnx.NodeProto) -> Sequence[str]:
     return node.input if node.op_type in everything else node.input[:1]
 
 
-def _same(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _same(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     return [read[0].shape]
 
 
-def _of_two(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _of_two(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     return _broadcast(node, values) if len(node.input) == 2 else None
 
 
-def _chosen(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _chosen(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     return _broadcast(node, values) if node.input[0] in values.tokens else None
 
 
-def _square(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _square(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     exponent, _ = values.numbers.get(node.input[1], (0, 0))
     return [read[0].shape] if exponent == 2 else None
 
 
 def _clipped(
     node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
-) -> list[Shape] | None:
+) -> list[StaticShape] | None:
     bounds = [name for name in node.input[1:] if name]
     return [read[0].shape] if all(name in values.numbers for name in bounds) else None
 
 
-def _mean(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _mean(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     axes, keeps = _integers(node, values), attributes(node).get("keepdims", 1) == 1
     last = keeps and axes in ([-1], [read[0].rank - 1])
     return [(*read[0].shape[:-1], 1)] if last else None
 
 
-def _viewed(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _viewed(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     made = values.tokens.get(node.output[0])
     if made is None or made.lead != read[0].lead or prod(made.shape) != prod(read[0].shape):
         return None
     return [made.shape]
 
 
-def _split(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _split(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     axis, sizes = _axis(node, read[0].shape), _integers(node, values)
     if axis is None or sizes is None or sum(sizes) != read[0].shape[axis] or min(sizes) < 1:
         return None
     return [_with(read[0].shape, axis, size) for size in sizes]
 
 
-def _sliced(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _sliced(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     cut = _cut(node, values, read[0].shape)
     return None if cut is None else [_with(read[0].shape, cut[0], cut[2])]
 
 
-def _joined(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
+def _joined(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[StaticShape] | None:
     shapes = [value.shape for value in read]
     axis = _axis(node, shapes[0])
     if axis is None or len(read) != len(node.input) or len({len(s) for s in shapes}) > 1:
@@ -132,7 +151,7 @@ def _joined(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) ->
     return [_with(shapes[0], axis, sum(shape[axis] for shape in shapes))]
 
 
-Rule = Callable[[onnx.NodeProto, TokenValues, Sequence[Value]], list[Shape] | None]
+Rule = Callable[[onnx.NodeProto, TokenValues, Sequence[Value]], list[StaticShape] | None]
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(UNARY, _same),
@@ -149,11 +168,11 @@ RULES: dict[str, Rule] = {
 """The shapes of an operator's results for a token, None where a program has no form of the node."""
 
 
-def _with(shape: Shape, axis: int, size: int) -> Shape:
+def _with(shape: StaticShape, axis: int, size: int) -> StaticShape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _axis(node: onnx.NodeProto, shape: Shape) -> int | None:
+def _axis(node: onnx.NodeProto, shape: StaticShape) -> int | None:
     """Return an operator's axis behind batch and token."""
     axis = attributes(node).get("axis", 0)
     assert isinstance(axis, int)
@@ -166,7 +185,9 @@ def _integers(node: onnx.NodeProto, values: TokenValues) -> list[int] | None:
     return values.integers.get(node.input[1]) if len(node.input) > 1 else None
 
 
-def _cut(node: onnx.NodeProto, values: TokenValues, shape: Shape) -> tuple[int, int, int] | None:
+def _cut(
+    node: onnx.NodeProto, values: TokenValues, shape: StaticShape
+) -> tuple[int, int, int] | None:
     """Return axis, start and size of a Slice of one axis by step 1."""
     found = [values.integers.get(name) for name in node.input[1:]]
     if len(found) < 3 or any(one is None or len(one) != 1 for one in found):
@@ -179,7 +200,7 @@ def _cut(node: onnx.NodeProto, values: TokenValues, shape: Shape) -> tuple[int, 
     return (own, first, last - first) if last > first else None
 
 
-def _broadcast(node: onnx.NodeProto, values: TokenValues) -> list[Shape] | None:
+def _broadcast(node: onnx.NodeProto, values: TokenValues) -> list[StaticShape] | None:
     """Return the shape of the operands together; those of tokens have the same axes."""
     read = [values.tokens[name] for name in node.input if name in values.tokens]
     rank, is_flat = len(read[0].shape), read[0].is_flat
@@ -200,7 +221,7 @@ def _broadcast(node: onnx.NodeProto, values: TokenValues) -> list[Shape] | None:
         return None
 
 
-def own_axes(name: str, values: TokenValues, rank: int) -> Shape | None:
+def own_axes(name: str, values: TokenValues, rank: int) -> StaticShape | None:
     """Return the axes of a weight or number that go with those of a token; None if it has more."""
     shape = values.weights[name] if name in values.weights else (1,) * values.numbers[name][1]
     behind = max(len(shape) - rank, 0)
@@ -212,7 +233,7 @@ def write(
     values: TokenValues,
     program: Program,
     read: Callable[[str, int], TensorView],
-    target: Callable[[str, Shape], TensorView],
+    target: Callable[[str, StaticShape], TensorView],
 ) -> list[TensorView]:
     """Add a node to a program; return where its outputs are.
 

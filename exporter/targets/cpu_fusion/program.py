@@ -19,13 +19,13 @@ from math import prod
 
 import numpy as np
 
+from linexport.graph.dims import StaticShape
+
 AXES = 4
 """Axes that an instruction has."""
 
 ALIGNED = 16
 """Floats that what is computed begins at a multiple of."""
-
-Shape = tuple[int, ...]
 
 
 class UnfitError(Exception):
@@ -45,8 +45,8 @@ class TensorView:
 
     memory: tuple[str, int]
     offset: int
-    shape: Shape
-    steps: Shape
+    shape: StaticShape
+    steps: StaticShape
 
     @property
     def is_packed(self) -> bool:
@@ -56,7 +56,7 @@ class TensorView:
             for size, step, wanted in zip(self.shape, self.steps, packed(self.shape), strict=True)
         )
 
-    def reshaped(self, shape: Shape) -> TensorView:
+    def reshaped(self, shape: StaticShape) -> TensorView:
         """Return a packed place with other axes."""
         return replace(self, shape=shape, steps=packed(shape))
 
@@ -65,7 +65,7 @@ class TensorView:
         shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
         return replace(self, offset=self.offset + start * self.steps[axis], shape=shape)
 
-    def broadcast(self, shape: Shape) -> TensorView:
+    def broadcast(self, shape: StaticShape) -> TensorView:
         """Return the place with the axes of ``shape``, as operators broadcast."""
         missing = len(shape) - len(self.shape)
         pairs = zip(self.shape, self.steps, strict=True)
@@ -73,7 +73,7 @@ class TensorView:
         return replace(self, shape=shape, steps=steps)
 
 
-def packed(shape: Shape) -> Shape:
+def packed(shape: StaticShape) -> StaticShape:
     """Return the steps of axes whose elements lie one behind the other."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
@@ -83,8 +83,8 @@ class Instruction:
     """One loop over the elements of a result, or for a sum over those of its source."""
 
     name: str
-    sizes: Shape
-    places: tuple[tuple[tuple[str, int], int, Shape], ...]
+    sizes: StaticShape
+    places: tuple[tuple[tuple[str, int], int, StaticShape], ...]
 
 
 @dataclass
@@ -100,17 +100,17 @@ class Program:
     """
 
     inputs: list[tuple[int, int]] = field(default_factory=list)
-    outputs: list[Shape] = field(default_factory=list)
+    outputs: list[StaticShape] = field(default_factory=list)
     constants: list[float] = field(default_factory=list)
     rooms: list[int] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
 
-    def input(self, shape: Shape, shared: bool) -> TensorView:
+    def input(self, shape: StaticShape, shared: bool) -> TensorView:
         """Add an input of every token, or one that all share."""
         self.inputs.append((0, prod(shape)) if shared else (prod(shape), 0))
         return TensorView(("input", len(self.inputs) - 1), 0, shape, packed(shape))
 
-    def output(self, shape: Shape) -> TensorView:
+    def output(self, shape: StaticShape) -> TensorView:
         """Add an output."""
         self.outputs.append(shape)
         return TensorView(("output", len(self.outputs) - 1), 0, shape, packed(shape))
@@ -120,12 +120,14 @@ class Program:
         self.constants.append(value)
         return TensorView(("constant", 0), len(self.constants) - 1, (), ())
 
-    def room(self, shape: Shape) -> TensorView:
+    def room(self, shape: StaticShape) -> TensorView:
         """Return a place for what is computed meanwhile."""
         self.rooms.append(prod(shape))
         return TensorView(("room", len(self.rooms) - 1), 0, shape, packed(shape))
 
-    def add(self, name: str, to: TensorView, sources: Sequence[TensorView], over: Shape) -> None:
+    def add(
+        self, name: str, to: TensorView, sources: Sequence[TensorView], over: StaticShape
+    ) -> None:
         """Add an instruction over the axes ``over``, of which ``to`` lacks those summed over.
 
         Raises:
@@ -190,7 +192,9 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def _merged(sizes: Shape, steps: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+def _merged(
+    sizes: StaticShape, steps: Sequence[StaticShape]
+) -> tuple[StaticShape, list[StaticShape]]:
     """Return loops over AXES axes: neighbours that every place walks as one are one.
 
     Raises:

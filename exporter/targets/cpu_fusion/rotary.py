@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from onnx import helper
 
 from linexport.plugins.ops.body import MICROSOFT
-from linexport.targets.cpu_fusion.lookup import Lookup, NewNodes, Shape, UnmatchedError
+from linexport.targets.cpu_fusion.lookup import KnownShape, Lookup, NewNodes, UnmatchedError
 from linexport.targets.cpu_fusion.nodes import attributes
 
 OP = "RotaryEmbedding"
@@ -78,7 +78,7 @@ def _source(graph: Lookup, name: str, half: int) -> str:
     return str(cut.input[0])
 
 
-def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
+def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: KnownShape) -> str:
     """Add nodes that turn channels of tokens before heads; return what they make.
 
     Args:
@@ -113,7 +113,7 @@ def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
     return new.add("Concat", [*turned, *rest], name, shape, axis=-1)
 
 
-def _for_heads(new: NewNodes, source: str, half: int, name: str, shape: Shape) -> str:
+def _for_heads(new: NewNodes, source: str, half: int, name: str, shape: KnownShape) -> str:
     """Add what makes (B, T, 1, half) of (B, T, n), for this program alone and so within it."""
     cut = [source, *(new.integers([number]) for number in (0, half, 2))]
     first = new.add("Slice", cut, f"{name}/first", (*shape[:2], half))

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from linexport.graph.dims import StaticShape
 from linexport.plugins.ops.registry import known_shapes
 from linexport.plugins.ops.shapes import Dim
-from linexport.targets.cpu_fusion.program import Shape
 
 LEAD = 2
 """Axes of batch and token."""
@@ -37,7 +37,7 @@ class Value:
     """
 
     lead: tuple[Dim, Dim]
-    shape: Shape
+    shape: StaticShape
     is_condition: bool = False
     is_flat: bool = False
 
@@ -59,7 +59,7 @@ class TokenValues:
     """
 
     tokens: dict[str, Value]
-    weights: Mapping[str, Shape]
+    weights: Mapping[str, StaticShape]
     numbers: Mapping[str, tuple[float, int]]
     integers: Mapping[str, list[int]]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.dims import Shape
 from linexport.passes import fold_transposes, sink_transposes
 from linexport.plugins.ops import causal_conv, causal_conv_tokens
 from linexport.plugins.ops.op import DOMAIN
@@ -48,5 +49,5 @@ def _turn(graph: gs.Graph, node: gs.Node) -> None:
         )
 
 
-def _turned(shape: list[int | str]) -> list[int | str]:
+def _turned(shape: Shape) -> Shape:
     return [shape[axis] for axis in PERM]

@@ -16,6 +16,7 @@ from math import prod
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from linexport.graph.dims import StaticShape
 from linexport.plugins.kernels.expressions import (
     BINARY,
     UNARY,
@@ -33,7 +34,7 @@ from linexport.plugins.ops.op import ABSENT, DOMAIN
 from linexport.plugins.ops.registry import known_shapes
 from linexport.plugins.ops.shapes import Dim
 from linexport.targets.cpu_fusion.nodes import attributes
-from linexport.targets.cpu_fusion.program import Shape, UnfitError, packed
+from linexport.targets.cpu_fusion.program import UnfitError, packed
 from linexport.targets.cpu_fusion.values import LEAD
 
 ELEMENTS: Mapping[int, str] = {
@@ -149,7 +150,7 @@ class OperandReader:
             self.names.append(name)
         return self.names.index(name)
 
-    def _token(self, name: str) -> Shape:
+    def _token(self, name: str) -> StaticShape:
         """Return the axes of a value behind batch and token."""
         shape = self.facts.shapes.get(name, ())
         sizes = tuple(size for size in shape[LEAD:] if isinstance(size, int))
@@ -183,7 +184,9 @@ class OperandReader:
             return Applied(kind, tuple(self._broadcast(x, shape, view, width) for x in given))
         raise UnfitError(kind)
 
-    def _power(self, base: str, exponent: str, shape: Shape, view: View, width: int) -> Expression:
+    def _power(
+        self, base: str, exponent: str, shape: StaticShape, view: View, width: int
+    ) -> Expression:
         power, x = self._read(exponent, view, width), self._broadcast(base, shape, view, width)
         if power == Number(2.0):
             return Applied("Mul", (x, x))
@@ -191,7 +194,7 @@ class OperandReader:
             return Applied("Sqrt", (x,))
         raise UnfitError("a power other than a square or a root")
 
-    def _broadcast(self, name: str, shape: Shape, view: View, width: int) -> Expression:
+    def _broadcast(self, name: str, shape: StaticShape, view: View, width: int) -> Expression:
         """Read an operand of elementwise arithmetic of that shape."""
         constant = self.facts.constants.get(name)
         if constant is not None:
@@ -207,7 +210,7 @@ class OperandReader:
         steps = tuple(0 if size == 1 != whole else step for size, step, whole in pairs)
         return self._read(name, self._through(view, width, shape, steps), width)
 
-    def _through(self, view: View, width: int, shape: Shape, steps: Shape) -> View:
+    def _through(self, view: View, width: int, shape: StaticShape, steps: StaticShape) -> View:
         """Return a view of values of that shape as one of others, with those steps along its axes.
 
         Raises:
@@ -252,7 +255,12 @@ class OperandReader:
         return node.input[0], self._part(view, width, shape, whole, begin)
 
     def _part(
-        self, view: View, width: int, shape: Shape, whole: Shape, begin: Mapping[int, int]
+        self,
+        view: View,
+        width: int,
+        shape: StaticShape,
+        whole: StaticShape,
+        begin: Mapping[int, int],
     ) -> View:
         """Return a view of a part as one of the whole; ``begin``: where it does, by axis."""
         steps = packed(whole)
@@ -346,7 +354,7 @@ def coordinates(place: int, shape: Sequence[int]) -> list[int]:
     return [place // step % size for step, size in zip(packed(tuple(shape)), shape, strict=True)]
 
 
-def axis_of(step: int, shape: Shape) -> tuple[int, int]:
+def axis_of(step: int, shape: StaticShape) -> tuple[int, int]:
     """Return the axis that a step goes along, and how far.
 
     Raises:

@@ -42,7 +42,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 __all__ = ["INPUTS", "OP", "StateSpaceSizes", "check", "diagonal_state_space", "view"]
 
@@ -51,7 +51,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return diagonal_state_space(**inputs)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     sizes, given = view(node), node.shapes["input"]
     return [given, (given[0], sizes.heads, sizes.d_k, sizes.d_v)]
 

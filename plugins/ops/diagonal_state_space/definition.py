@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linexport.errors import OpError
 from linexport.plugins.ops.op import Node
-from linexport.plugins.ops.shapes import Shape, rank, same_dim, width_per_head
+from linexport.plugins.ops.shapes import PartialShape, rank, same_dim, width_per_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,12 +41,12 @@ class StateSpaceSizes:
 
 
 def check(
-    input: Shape,
-    rate: Shape,
-    cosine: Shape,
-    sine: Shape | None = None,
-    angle: Shape | None = None,
-    past_state: Shape | None = None,
+    input: PartialShape,
+    rate: PartialShape,
+    cosine: PartialShape,
+    sine: PartialShape | None = None,
+    angle: PartialShape | None = None,
+    past_state: PartialShape | None = None,
 ) -> StateSpaceSizes:
     """StateSpaceSizes implied by the shapes of the inputs.
 

@@ -47,7 +47,7 @@ from linexport.plugins.ops.op import (
     parameter,
 )
 from linexport.plugins.ops.shapes import (
-    Shape,
+    PartialShape,
 )
 
 __all__ = ["INPUTS", "OP", "DeltaRuleSizes", "by_blocks", "check", "generalized_delta_rule", "view"]
@@ -57,7 +57,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return generalized_delta_rule(attributes["num_heads"], attributes.get("scale", 1.0), **inputs)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     sizes, (batch, length, _) = view(node), node.shapes["query"]
     return [
         (batch, length, sizes.heads * sizes.d_v),

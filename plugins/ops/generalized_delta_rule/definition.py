@@ -13,7 +13,7 @@ from linexport.plugins.ops.op import (
     Node,
 )
 from linexport.plugins.ops.shapes import (
-    Shape,
+    PartialShape,
     rank,
     same_dim,
     same_sequence,
@@ -40,14 +40,14 @@ class DeltaRuleSizes:
 
 def check(
     num_heads: int,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    decay: Shape,
-    a: Shape,
-    b: Shape,
-    past_state: Shape | None = None,
-    key_mask: Shape | None = None,
+    query: PartialShape,
+    key: PartialShape,
+    value: PartialShape,
+    decay: PartialShape,
+    a: PartialShape,
+    b: PartialShape,
+    past_state: PartialShape | None = None,
+    key_mask: PartialShape | None = None,
 ) -> DeltaRuleSizes:
     """DeltaRuleSizes implied by the shapes of the inputs.
 

@@ -26,7 +26,7 @@ from linexport.plugins.ops.op import (
     parameter,
     reads_causal,
 )
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 __all__ = [
     "OP",
@@ -69,7 +69,7 @@ def view(node: Node) -> tuple[LinearAttentionSpec, AttentionSizes]:
     return spec, spec.check(**shapes)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     (spec, sizes), (batch, length, _) = view(node), node.shapes["query"]
     keys = (batch, spec.kv_num_heads, sizes.d_k)
     return [(batch, length, spec.output_heads * sizes.d_v), (*keys, sizes.d_v), keys]

@@ -16,7 +16,7 @@ from linexport.errors import OpError
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import Node
-from linexport.plugins.ops.shapes import Shape, static_width, width_per_head
+from linexport.plugins.ops.shapes import PartialShape, static_width, width_per_head
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class AbsorbedMap:
             return None
         return self.formulas.kappa(b, products, self.width, *self.parameters)
 
-    def mapped(self, shapes: Mapping[str, Shape], query_heads: int) -> dict[str, Shape]:
+    def mapped(
+        self, shapes: Mapping[str, PartialShape], query_heads: int
+    ) -> dict[str, PartialShape]:
         """Shapes of query and key behind the map."""
         key_width = static_width("key", shapes["key"])
         if key_width % self.width:

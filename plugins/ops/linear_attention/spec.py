@@ -25,7 +25,7 @@ from typing import Any
 
 from linexport.errors import OpError
 from linexport.plugins.ops.shapes import (
-    Shape,
+    PartialShape,
     one_of,
     rank,
     same_dim,
@@ -125,15 +125,15 @@ class LinearAttentionSpec:
 
     def check(
         self,
-        query: Shape,
-        key: Shape,
-        value: Shape,
-        past_state: Shape | None = None,
-        past_normalizer: Shape | None = None,
-        decay: Shape | None = None,
-        beta: Shape | None = None,
-        key_mask: Shape | None = None,
-        decay_scale: Shape | None = None,
+        query: PartialShape,
+        key: PartialShape,
+        value: PartialShape,
+        past_state: PartialShape | None = None,
+        past_normalizer: PartialShape | None = None,
+        decay: PartialShape | None = None,
+        beta: PartialShape | None = None,
+        key_mask: PartialShape | None = None,
+        decay_scale: PartialShape | None = None,
     ) -> AttentionSizes:
         """AttentionSizes implied by the shapes of the inputs.
 
@@ -202,7 +202,7 @@ class LinearAttentionSpec:
         )
 
 
-def _check_presence(name: str, shape: Shape | None, expected: bool, rule: str) -> None:
+def _check_presence(name: str, shape: PartialShape | None, expected: bool, rule: str) -> None:
     if (shape is not None) != expected:
         verb = "needs" if expected else "does not read"
         raise OpError(f"update_rule {rule!r} {verb} the input {name}.")

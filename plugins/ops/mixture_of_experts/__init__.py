@@ -45,7 +45,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape
+from linexport.plugins.ops.shapes import PartialShape
 
 __all__ = [
     "ACTIVATIONS",
@@ -67,7 +67,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return (mixture_of_experts(function_of(attributes), **inputs),)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     return [(node.shapes["x"][0], view(node).width_out)]
 
 

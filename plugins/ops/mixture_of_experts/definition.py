@@ -16,7 +16,7 @@ from linexport.plugins.ops.op import (
     Attributes,
     Node,
 )
-from linexport.plugins.ops.shapes import Shape, rank, same_dim
+from linexport.plugins.ops.shapes import PartialShape, rank, same_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,12 @@ class ExpertSizes:
 
 
 def check(
-    function: ExpertFunction, x: Shape, index: Shape, weight: Shape, up: Shape, down: Shape
+    function: ExpertFunction,
+    x: PartialShape,
+    index: PartialShape,
+    weight: PartialShape,
+    up: PartialShape,
+    down: PartialShape,
 ) -> ExpertSizes:
     """ExpertSizes implied by the shapes of the inputs.
 

@@ -37,7 +37,7 @@ from linexport.plugins.ops.op import (
     reads_causal,
 )
 from linexport.plugins.ops.shapes import (
-    Shape,
+    PartialShape,
 )
 from linexport.plugins.ops.stabilized_exp.definition import (
     INPUTS,
@@ -59,7 +59,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return stabilized_exp(*heads, reads_causal(attributes), **inputs)
 
 
-def _infer(node: Node) -> Sequence[Shape]:
+def _infer(node: Node) -> Sequence[PartialShape]:
     features, (batch, length, _) = width_of(node), node.shapes["query"]
     query_heads, heads = (int(node.attributes[n]) for n in ("q_num_heads", "k_num_heads"))
     keys = (batch, length, heads * features)

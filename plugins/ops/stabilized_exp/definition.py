@@ -14,7 +14,7 @@ from linexport.plugins.ops.op import (
     reads_causal,
 )
 from linexport.plugins.ops.shapes import (
-    Shape,
+    PartialShape,
     one_of,
     rank,
     same_dim,
@@ -38,11 +38,11 @@ def check(
     q_num_heads: object,
     k_num_heads: object,
     causal: object,
-    query: Shape,
-    key: Shape,
-    past_key_max: Shape | None = None,
-    key_mask: Shape | None = None,
-    decay: Shape | None = None,
+    query: PartialShape,
+    key: PartialShape,
+    past_key_max: PartialShape | None = None,
+    key_mask: PartialShape | None = None,
+    decay: PartialShape | None = None,
 ) -> int:
     """M, once attributes and shapes have been compared.
 

@@ -1,0 +1,4 @@
+from onnx_graphsurgeon.ir.graph import Graph
+
+class Function(Graph):
+    domain: str

@@ -1,0 +1,5 @@
+class Logger:
+    ERROR: int
+    severity: int
+
+G_LOGGER: Logger
