@@ -12,7 +12,6 @@ Query heads may outnumber key/value heads (grouped, multi-query) or the reverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,7 +51,7 @@ class AttentionConfig:
     head_dim: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
-    feature_map_options: dict[str, Any] | None = None
+    feature_map_options: dict[str, object] | None = None
     normalize: bool = True
     update_rule: str = "linear"
     decay_per_channel: bool = False

@@ -22,7 +22,7 @@ C = TypeVar("C")
 
 
 def bounded(
-    default: Any,
+    default: object,
     *,
     at_least: float | None = None,
     above: float | None = None,
@@ -33,7 +33,7 @@ def bounded(
     return field(default=default, metadata={k: v for k, v in limits.items() if v is not None})
 
 
-def parse(kind: type[C], values: Mapping[str, Any], owner: str) -> C:
+def parse(kind: type[C], values: Mapping[str, object], owner: str) -> C:
     """The dataclass ``kind`` from a plain dict; its integers are at least 1 unless bounded.
 
     Raises:
@@ -57,13 +57,13 @@ def parse(kind: type[C], values: Mapping[str, Any], owner: str) -> C:
     return kind(**values)
 
 
-def from_text(given: Iterable[str], example: str) -> dict[str, Any]:
+def from_text(given: Iterable[str], example: str) -> dict[str, object]:
     """Options of a feature map from ``--map-option``: numbers, true or false, or text.
 
     Raises:
         UsageError: one is not NAME=VALUE; ``example`` is one that is.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for option in given:
         name, equals, value = option.partition("=")
         if not (name and equals):
@@ -94,19 +94,19 @@ def _fits(value: Any, hint: Any, limits: Field[Any]) -> bool:
     return inside and math.isfinite(value) and (multiple is None or value % multiple == 0)
 
 
-def _at_least(limits: Field[Any], integer: bool, kinds: tuple[Any, ...]) -> float | None:
+def _at_least(limits: Field[Any], integer: bool, kinds: tuple[object, ...]) -> float | None:
     found: float | None = limits.metadata.get("at_least")
     if found is None and "above" not in limits.metadata and integer and int in kinds:
         return 1
     return found
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def _kinds(hint: object) -> tuple[Any, ...]:
     union = get_args(hint) if get_origin(hint) not in (dict, list) else ()
     return tuple(get_origin(k) or k for k in union or (hint,))
 
 
-def _expected(hint: Any, limits: Field[Any]) -> str:
+def _expected(hint: object, limits: Field[Any]) -> str:
     """Return the type of an option for people: int >= 1, float > 0, int >= 1 | None."""
     kinds = _kinds(hint)
     above, at_least = limits.metadata.get("above"), _at_least(limits, True, kinds)

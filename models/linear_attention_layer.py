@@ -29,7 +29,7 @@ class LinearAttentionLayerConfig:
     kv_heads: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
-    feature_map_options: dict[str, Any] | None = None
+    feature_map_options: dict[str, object] | None = None
     causal: bool = True
     normalize: bool = True
     eps: float = 1e-6

@@ -37,7 +37,7 @@ class ReferenceModel(nn.Module, ABC):
     Config: ClassVar[type[Any]]
     gives_classes: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             _models[cls.name] = cls
@@ -67,7 +67,7 @@ def names() -> list[str]:
     return sorted(_models)
 
 
-def build(name: str, config: Mapping[str, Any]) -> ReferenceModel:
+def build(name: str, config: Mapping[str, object]) -> ReferenceModel:
     """A freshly initialised model.
 
     Raises:

@@ -61,7 +61,7 @@ class Attending(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         if not any(func is attention for attention in ATTENTION):
             return func(*args, **(kwargs or {}))
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -83,7 +83,7 @@ class Projecting(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").partition(".")[0] in PROJECTIONS:
             given = [*args, *(kwargs or {}).values()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from linexport.errors import UsageError
 from linexport.models.attention import AttentionConfig, LinearAttention
@@ -33,8 +32,8 @@ class StackConfig(AttentionConfig):
     layers: int
     hidden_dim: int | None = None
     attention: str = "linear"
-    per_layer: list[dict[str, Any]] | None = None
-    kernel_feed_forward: dict[str, dict[str, Any]] | None = None
+    per_layer: list[dict[str, object]] | None = None
+    kernel_feed_forward: dict[str, dict[str, object]] | None = None
 
 
 def attention_layer(config: StackConfig, at: int, causal: bool) -> Attention:

@@ -25,7 +25,7 @@ from linexport.system.torch_internals.operators import Overload, arguments, sche
 library = torch.library.Library(DOMAIN, "DEF")
 
 
-def call(op: Op, *args: Any, **kwargs: Any) -> Any:
+def call(op: Op, *args: object, **kwargs: object) -> Any:
     """Run an op on the arguments of its ``torch_schema``.
 
     While ``torch.export`` traces, the call is recorded whole; anywhere else it is ``op.eager``.
@@ -72,7 +72,9 @@ def register_all() -> None:
         overload(op)
 
 
-def by_name(op: Op, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def by_name(
+    op: Op, args: Iterable[object], kwargs: Mapping[str, object]
+) -> tuple[dict[str, Any], ...]:
     """Split the arguments of a call into inputs and attributes, each by its ONNX name.
 
     A list of tensors takes the formal inputs that ``torch_schema`` does not name, in order. Inputs
@@ -91,7 +93,7 @@ def by_name(op: Op, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dic
     return {name: value for name, value in inputs.items() if value is not None}, attributes
 
 
-def _run(op: Op, *args: Any, **kwargs: Any) -> Any:
+def _run(op: Op, *args: object, **kwargs: object) -> Any:
     """``op.eager``, with contiguous outputs none of which is a view: operators return no views."""
     found = op.eager(*args, **kwargs)
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -105,7 +107,7 @@ def _run(op: Op, *args: Any, **kwargs: Any) -> Any:
     return outputs[0] if isinstance(found, Tensor) else tuple(outputs)
 
 
-def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
+def _fake(op: Op, *args: object, **kwargs: object) -> Any:
     """Outputs without values, of the shapes and types that the declaration gives."""
     inputs, attributes = by_name(op, args, kwargs)
     shapes = {name: tuple(value.shape) for name, value in inputs.items()}

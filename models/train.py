@@ -132,9 +132,9 @@ def _attention(
     return {"feature_map": map, "options": options, "heads": heads, "attention": attention}
 
 
-def _options(features: int | None, given: list[str]) -> dict[str, Any]:
+def _options(features: int | None, given: list[str]) -> dict[str, object]:
     """Return the options of the feature map."""
-    options: dict[str, Any] = {} if features is None else {"features": features}
+    options: dict[str, object] = {} if features is None else {"features": features}
     return options | from_text(given, "degree=3")
 
 

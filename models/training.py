@@ -70,7 +70,7 @@ def train_on_batches(
     loss_of_batch: Callable[[], Tensor],
     plan: TrainingPlan,
     say: Callable[[str], None],
-    groups: list[dict[str, Any]] | None = None,
+    groups: list[dict[str, object]] | None = None,
 ) -> None:
     """AdamW on one drawn batch after another, with a line to ``say`` every two seconds.
 
@@ -189,7 +189,7 @@ def train_digits(
     model = _seeded(seed, lambda: DigitClassifier(config))
     loss_of_batch = _loss_of_drawn(model, pixels, train.labels, seed)
 
-    groups: list[dict[str, Any]] | None = None
+    groups: list[dict[str, object]] | None = None
     if attention == "softmax":
         scored = {n: p for n, p in model.named_parameters() if n.endswith(_SCORED)}
         rest = [p for n, p in model.named_parameters() if n not in scored]

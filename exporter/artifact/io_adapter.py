@@ -272,7 +272,7 @@ class Rewiring:
             helper.make_node("Cast", [f"{state.past}/filled"], [state.past], to=TensorProto.INT64),
         ]
 
-    def _constant(self, name: str, values: Sequence[Any]) -> str:
+    def _constant(self, name: str, values: Sequence[object]) -> str:
         array = np.asarray(values, np.int64)
         self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name

@@ -303,7 +303,7 @@ class Artifact(TextModel):
         outputs, _ = self.call(feeds, state, logits_to_keep=logits_to_keep)
         return self.kept(outputs, logits_to_keep)
 
-    def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays:
+    def image_inputs(self, ids: np.ndarray, images: Mapping[str, object]) -> Arrays:
         """Return the inputs for images among token ids, for ``run`` and ``Stream.step``.
 
         Args:
@@ -369,7 +369,7 @@ class Artifact(TextModel):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the folder, the digest and the options it was opened with."""
         if not self._options:
             raise TypeError("only an artifact that linexport.load opened can be pickled")

@@ -406,7 +406,7 @@ def _public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def _key(path: Path, kind: str, parse: Any) -> Any:
+def _key(path: Path, kind: str, parse: Any) -> object:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -24,7 +24,7 @@ from math import prod
 from pathlib import Path
 from tokenize import TokenError
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -82,7 +82,7 @@ class StreamState:
         """Hash by content."""
         return hash(self.digest)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the two fields."""
         return StreamState, (self.model_sha256, dict(self.arrays))
 
@@ -110,7 +110,7 @@ class StreamState:
         exact = precision == state_quantization.PRECISIONS[0] or not self.arrays
         arrays = self.arrays if exact else state_quantization.shrink(self.arrays, precision)
         version = CURRENT if exact else SMALLER
-        entries: dict[str, Any] = {**arrays, OWNER: self.model_sha256, FORMAT: version}
+        entries: dict[str, object] = {**arrays, OWNER: self.model_sha256, FORMAT: version}
         save_npz(buffer, {n: np.asarray(v) for n, v in entries.items()})
         return buffer.getvalue()
 

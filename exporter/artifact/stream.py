@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -300,7 +299,7 @@ class Stream:
         """Write the state to an ``.npz`` file; see ``state`` and ``StreamState.to_bytes``."""
         self.state().save(path, precision)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the artifact, which is opened again, and the state."""
         return _resume, (self._model, self._finite, self.state(), self._history)
 

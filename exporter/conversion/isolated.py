@@ -146,7 +146,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _messages(
     channel: int, deadline: float | None, options: ConvertOptions
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield messages until the child is done or its end of the channel is closed.
 
     Raises:

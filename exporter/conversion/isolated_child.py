@@ -40,7 +40,7 @@ class _Told(Silent):
         yield
         self.tell(end=name)
 
-    def tell(self, **message: Any) -> None:
+    def tell(self, **message: object) -> None:
         """Send one message."""
         os.write(self.channel, json.dumps(message).encode() + b"\n")
 

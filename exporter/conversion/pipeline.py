@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from linexport import passes, targets
 from linexport.artifact import write
@@ -48,12 +47,12 @@ FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
 
 
 def convert(
-    source: Any,
+    source: object,
     output: str | Path | None = None,
     *,
-    args: tuple[Any, ...] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    args: tuple[object, ...] | None = None,
+    kwargs: dict[str, object] | None = None,
+    dynamic_shapes: object = None,
     target: TargetName = "ort",
     precision: Precision = "fp32",
     weights: Weights = FLOAT32,

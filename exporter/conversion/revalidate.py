@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from linexport import manifest as manifests
 from linexport import parity, targets
@@ -50,7 +49,7 @@ log = logging.getLogger(__name__)
 def validate(
     artifact: str | Path,
     *,
-    source: Any = None,
+    source: object = None,
     seed: int = 0,
     threads: int = 0,
     trust_remote_code: bool = False,
@@ -205,7 +204,7 @@ def _validate_quantised(
 def bench(
     artifact: str | Path,
     *,
-    source: Any = None,
+    source: object = None,
     lengths: Iterable[int] | None = None,
     workload: Workload | None = None,
     threads: int = 0,
@@ -260,7 +259,7 @@ def _reports(folder: Path) -> list[bytes]:
 
 def reopen(
     checked: CheckedArtifact,
-    source: Any,
+    source: object,
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
@@ -299,7 +298,7 @@ def reopen(
     return replace(tested, execution=execution)
 
 
-def _original(manifest: Manifest, source: Any, trust_remote_code: bool) -> LoadedModel:
+def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> LoadedModel:
     recorded = manifest.source
     if source is None and recorded.kind == "object":
         raise UsageError(

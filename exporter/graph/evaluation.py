@@ -92,11 +92,11 @@ def _model(node: onnx.NodeProto, given: Mapping[str, np.ndarray], opset: int) ->
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def _by_reference(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[Any]:
+def _by_reference(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[object]:
     return list(ReferenceEvaluator(model).run(None, dict(given)))
 
 
-def _by_onnx_runtime(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[Any]:
+def _by_onnx_runtime(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[object]:
     """Run a model of one node; its inputs become initializers, which may be of any type."""
     del model.graph.input[:]
     model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in given.items())

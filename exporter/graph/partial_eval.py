@@ -181,7 +181,7 @@ def _whole(number: Any) -> Size:
     return Size(int(number))
 
 
-def _arithmetic(op: str, a: np.ndarray, b: np.ndarray) -> Any:
+def _arithmetic(op: str, a: np.ndarray, b: np.ndarray) -> object:
     match op:
         case "Add":
             return a + b
@@ -195,7 +195,7 @@ def _arithmetic(op: str, a: np.ndarray, b: np.ndarray) -> Any:
             return a // b
 
 
-def _settled(value: Any) -> np.ndarray:
+def _settled(value: object) -> np.ndarray:
     """Integers where all sizes are known, else ``Size`` objects."""
     array = np.asarray(value, object)
     flat = [parse(int(v)) if not isinstance(v, Size) else v for v in array.ravel()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -39,7 +38,7 @@ def completed_shapes(graph: gs.Graph, *, bodies: bool = False) -> Iterator[None]
                 tensor.shape, tensor.dtype = None, dtype
 
 
-def _complete(graph: gs.Graph, bodies: bool) -> list[tuple[gs.Variable, Any]]:
+def _complete(graph: gs.Graph, bodies: bool) -> list[tuple[gs.Variable, object]]:
     """Infer the shapes that are missing; returns the values that have one now, and their dtypes."""
     made = _made(graph, bodies)
     missing = {name: t for name, t in made.items() if t.shape is None}

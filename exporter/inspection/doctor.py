@@ -61,7 +61,7 @@ PURPOSES = {
 NEEDED = "linexport does not run without it"
 
 
-def examine() -> dict[str, Any]:
+def examine() -> dict[str, object]:
     """Versions, providers opened for real, TensorRT flavours, extras, and what is missing."""
     report: dict[str, Any] = {
         "environment": environment.describe(),
@@ -130,7 +130,7 @@ def _missing(report: dict[str, Any]) -> Iterator[dict[str, str]]:
             }
 
 
-def _library(title: str, version: Callable[[], str]) -> dict[str, Any]:
+def _library(title: str, version: Callable[[], str]) -> dict[str, object]:
     more = {"install": shared_library.INSTALL, "purpose": PURPOSES[title]}
     try:
         return {"version": version(), "error": None, **more}
@@ -138,7 +138,7 @@ def _library(title: str, version: Callable[[], str]) -> dict[str, Any]:
         return {"version": None, "error": str(error), **more}
 
 
-def _flavour(flavour: Flavour) -> dict[str, Any]:
+def _flavour(flavour: Flavour) -> dict[str, object]:
     purpose = f"build engines of target {flavour.name}, which run on NVIDIA GPUs"
     more = {"install": flavour.install, "purpose": purpose}
     try:
@@ -158,7 +158,7 @@ def _module(name: str) -> dict[str, Any]:
         return {"version": None, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
-def _providers() -> list[dict[str, Any]]:
+def _providers() -> list[dict[str, object]]:
     """Every provider of this ONNX Runtime and beside it, each opened and run on a tiny model."""
     try:
         import onnxruntime
@@ -180,7 +180,7 @@ def _open(name: str, model: bytes) -> Any:
     return OrtSession(model, execution=Execution(name)).inner
 
 
-def _try_provider(name: str, opened: Callable[[bytes], Any]) -> dict[str, Any]:
+def _try_provider(name: str, opened: Callable[[bytes], Any]) -> dict[str, object]:
     import numpy as np
     from onnx import TensorProto, helper
 

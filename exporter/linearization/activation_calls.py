@@ -92,7 +92,7 @@ class Activating(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         # Of an operator "gelu.default"; of what works in place "relu_".
         name = getattr(func, "__name__", "").partition(".")[0].rstrip("_")
@@ -123,7 +123,7 @@ class Activating(TorchFunctionMode):
         self.results[result] = (self.count - 1, activated)
         return result
 
-    def _used(self, args: Any, kwargs: Any) -> list[tuple[int, Activated]]:
+    def _used(self, args: object, kwargs: object) -> list[tuple[int, Activated]]:
         """Activations whose results are among the arguments."""
         if not self.results:
             return []

@@ -110,7 +110,7 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str]) -> None:
             raise UsageError(f"No layer is called {pattern!r}; found {', '.join(names)}.")
 
 
-def last(rules: Mapping[str, Any], name: str) -> Any:
+def last(rules: Mapping[str, object], name: str) -> Any:
     """The value of the last pattern that fits a name; None where none does."""
     found = [value for pattern, value in rules.items() if fnmatch.fnmatchcase(name, pattern)]
     return found[-1] if found else None

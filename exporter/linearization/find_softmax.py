@@ -188,10 +188,10 @@ def _paths(module: nn.Module, path: list[str]) -> Iterator[None]:
     """Keeps ``path[-1]`` the name of the module that is running."""
     handles = []
 
-    def entering(name: str) -> Any:
+    def entering(name: str) -> object:
         return lambda *_: path.append(name)
 
-    def leaving(*_: Any) -> None:
+    def leaving(*_: object) -> None:
         path.pop()
 
     for name, child in module.named_modules():

@@ -84,7 +84,7 @@ def linearize(
     *,
     map: str | Mapping[str, str] = MAP,
     features: int | Mapping[str, int] | None = None,
-    map_options: Mapping[str, Any] | None = None,
+    map_options: Mapping[str, object] | None = None,
     budget: float | None = None,
     locality: float | None = None,
     memory_keys: int | None = None,
@@ -270,7 +270,7 @@ def _judged_again(
     return without(original, linear, made.forms, owners)
 
 
-def _rules(value: Any) -> dict[str, Any]:
+def _rules(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     return dict(value) if isinstance(value, Mapping) else {EVERY: value}

@@ -77,7 +77,7 @@ def projected_errors(
     sums = {name: ProjectedSums() for name in names}
     for batch in batches:
         calls: list[Call] = []
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, object] = {}
         with _recorded(original, sites, inputs), Attending(_record(calls)):
             want = layer_outputs(original, names, batch)
         with Attending(lambda index, _, calls=calls: uniform(calls[index])):  # type: ignore[misc]
@@ -106,7 +106,9 @@ def _by_row(got: Sequence[Tensor], want: Sequence[Tensor], rows: int) -> list[fl
 
 
 @contextmanager
-def _recorded(original: nn.Module, sites: Sequence[Site], inputs: dict[str, Any]) -> Iterator[None]:
+def _recorded(
+    original: nn.Module, sites: Sequence[Site], inputs: dict[str, object]
+) -> Iterator[None]:
     """Keeps what modules with the names of sites are given."""
 
     def keep(name: str) -> Any:
@@ -121,7 +123,9 @@ def _recorded(original: nn.Module, sites: Sequence[Site], inputs: dict[str, Any]
 
 
 @contextmanager
-def _given(linear: nn.Module, calls: Sequence[Call], inputs: Mapping[str, Any]) -> Iterator[None]:
+def _given(
+    linear: nn.Module, calls: Sequence[Call], inputs: Mapping[str, object]
+) -> Iterator[None]:
     """Forms get the calls of the original; layers of a rebuilt stack, the inputs of its layers."""
     with ExitStack() as stack:
         if isinstance(linear, WithForms):

@@ -38,7 +38,7 @@ M = TypeVar("M", bound=nn.Module)
 def inference_copy(module: nn.Module) -> nn.Module:
     """Copy the modules, in inference mode, sharing their parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
-    memo: dict[int, Any] = {id(x): x for x in tensors}
+    memo: dict[int, object] = {id(x): x for x in tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, on copies of its own programs
         found = copy.deepcopy(module, memo)

@@ -67,7 +67,7 @@ class FoundMatch:
     before: GraphPart | None = None
     after: GraphPart | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields of the match, and the drawings where there are any."""
         return asdict(self.match) | _drawn(before=self.before, after=self.after)
 
@@ -90,7 +90,7 @@ class FoundCandidate:
     line: str | None = None
     before: GraphPart | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields that are there."""
         nodes = {"nodes": self.nodes} if self.nodes else {}
         line = {"line": self.line} if self.line else {}
@@ -116,7 +116,7 @@ class OpRecord:
     sizes: Mapping[str, int]
     details: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return one flat object: attributes and sizes stand beside the names."""
         named = {"node": self.node, "op": self.op}
         return {**named, **self.attributes, **self.sizes, "details": self.details}
@@ -152,7 +152,7 @@ class SourceInspection:
     ops: tuple[OpRecord, ...]
     warnings: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what ``inspect --json`` prints of a source."""
         return {
             "kind": self.source.kind,
@@ -181,7 +181,7 @@ class ArtifactInspection:
         chosen = {record.node: record.lowering for record in self.manifest.lowerings}
         return chosen.get(op.node)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what ``inspect --json`` prints of an artifact."""
         content = to_json(self.manifest)
         ops = [{**op.to_json(), "lowering": self.lowering(op)} for op in self.ops]

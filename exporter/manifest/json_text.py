@@ -13,13 +13,13 @@ INTEGERS = 2**63
 DIGITS = 20
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """Indented standard JSON of nested dicts, lists and scalars."""
     text = json.dumps(_standard(value), indent=2, allow_nan=False)
     return text.replace("\x7f", "\\u007f") + "\n"  # the control character that JSON leaves
 
 
-def _standard(value: Any) -> Any:
+def _standard(value: object) -> object:
     if isinstance(value, dict):
         return {_standard(k): _standard(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -49,7 +49,7 @@ def loads(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

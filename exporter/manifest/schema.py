@@ -24,13 +24,13 @@ SHOWN = 60
 """Characters of a damaged value that an error quotes."""
 
 
-def to_json(manifest: Manifest) -> dict[str, Any]:
+def to_json(manifest: Manifest) -> dict[str, object]:
     """The manifest as nested dicts, as ``manifest.json`` holds it."""
-    value: dict[str, Any] = json.loads(dumps(asdict(manifest)))
+    value: dict[str, object] = json.loads(dumps(asdict(manifest)))
     return value
 
 
-def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
+def from_json(value: Mapping[str, object], name: str = "The manifest") -> Manifest:
     """The manifest that nested dicts describe.
 
     Args:
@@ -82,7 +82,7 @@ def _first(errors: Iterable[Any]) -> str:
     return f"{path} is {_shown(first['input'])}; expected {wanted}. Convert the model again."
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -120,7 +120,7 @@ class Layer:
     causal: bool
 
 
-def _draw(loaded: LoadedModel, length: int, seed: int) -> tuple[Any, ...]:
+def _draw(loaded: LoadedModel, length: int, seed: int) -> tuple[object, ...]:
     if isinstance(loaded.module, ReferenceModel):
         return loaded.module.example_inputs(1, length, seed)
     return loaded.args
@@ -137,7 +137,7 @@ def _read(path: Path) -> tuple[torch.Tensor, ...]:
         ) from error
 
 
-def _run(loaded: LoadedModel, args: tuple[Any, ...]) -> list[Layer]:
+def _run(loaded: LoadedModel, args: tuple[object, ...]) -> list[Layer]:
     """Inputs of all attention in one call of the model."""
     seen: list[Layer] = []
     multihead_attention.swap(loaded.module)

@@ -156,7 +156,7 @@ def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapCho
         raise UsageError(f"Features {list(features)}; expected one or more positive numbers.")
     found = []
     for kind in dict.fromkeys(maps or feature_maps.kinds()):
-        sizes: Iterable[dict[str, Any]] = [{}]
+        sizes: Iterable[dict[str, object]] = [{}]
         if features_field(kind):
             sizes = [{"features": size} for size in sorted(set(features))]
         found += [MapChoice(kind, options) for options in sizes]

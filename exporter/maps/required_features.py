@@ -128,7 +128,7 @@ def required_features(
             failed = m
 
 
-def _made(kind: str, width: int, options: dict[str, Any], samples: HeadSamples) -> FeatureMap:
+def _made(kind: str, width: int, options: dict[str, object], samples: HeadSamples) -> FeatureMap:
     """The map, fitted where it can be; nothing is drawn where it cannot."""
     fitted = hasattr(feature_maps.find_map(kind), "fit")
     with warnings.catch_warnings(), torch.device("cpu" if fitted else "meta"):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def proven(found: ParityRecord, session: InferenceSession) -> LibraryRecord:
     return record("original", found.passed, len(found.cases), found.max_relative_error, reason)
 
 
-def by_library(session: Any) -> bool:
+def by_library(session: object) -> bool:
     """Return whether the CPU library runs an opened model."""
     return bool(getattr(session, "native", False))
 

@@ -87,7 +87,7 @@ class _Writer:
             if isinstance(tensor, gs.Variable) and tensor.shape is not None:
                 tensor.shape = [*tensor.shape[:-1], self._total(kept)]
 
-    def _prolonged(self, name: str, rows: Rows, dtype: Any, kept: int | None) -> gs.Variable:
+    def _prolonged(self, name: str, rows: Rows, dtype: object, kept: int | None) -> gs.Variable:
         """Return rows behind those of the past, in the layout that their product takes."""
         x = self._apart(rows)
         x.dtype = dtype
@@ -220,7 +220,7 @@ class _Writer:
         self,
         op: str,
         inputs: Sequence[gs.Tensor],
-        dtype: Any,
+        dtype: object,
         shape: Shape | None,
         attrs: dict[str, Any] | None = None,
     ) -> gs.Variable:

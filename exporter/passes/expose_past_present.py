@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -118,7 +117,7 @@ def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Ten
 
 
 def _attach(
-    graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any, known: Values
+    graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: object, known: Values
 ) -> None:
     shape = [known_shape(node.inputs[0])[0], *port.sizes]
     while len(node.inputs) <= port.past:

@@ -93,7 +93,7 @@ def _rewrite(graph: gs.Graph, node: gs.Node, match: Match) -> None:
         graph.nodes.append(gs.Node(op, made.name, attributes, inputs, [made]))
         return made
 
-    def number(name: str, value: Any) -> gs.Constant:
+    def number(name: str, value: object) -> gs.Constant:
         return gs.Constant(f"{prefix}/{name}", np.asarray(value))
 
     double = {"to": onnx.TensorProto.DOUBLE}

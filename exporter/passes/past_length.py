@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -95,7 +94,7 @@ class PastLength:
         name: str,
         inputs: Sequence[gs.Tensor],
         attributes: dict[str, int] | None = None,
-        dtype: Any = np.int64,
+        dtype: object = np.int64,
     ) -> gs.Variable:
         output = gs.Variable(name, dtype)
         self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))

@@ -282,7 +282,7 @@ class PastRows:
         self,
         op: str,
         inputs: list[gs.Tensor],
-        dtype: Any,
+        dtype: object,
         shape: Sequence[int | str] | None,
         attrs: dict[str, Any] | None = None,
     ) -> gs.Variable:

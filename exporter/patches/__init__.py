@@ -183,7 +183,7 @@ def are_choices_replaced() -> bool:
     return CHOOSING.get()
 
 
-def _choosing(modules: Iterable[ModuleType]) -> Iterator[tuple[Any, str, Any]]:
+def _choosing(modules: Iterable[ModuleType]) -> Iterator[tuple[object, str, object]]:
     """Yield functions that choose token by token, and what is called in their place."""
     for module in modules:
         for patch in patches():
@@ -274,7 +274,7 @@ def _renamed(
             yield FunctionPlace(module, name, function), free[0]
 
 
-def _plain(value: Any) -> Callable[..., Any] | None:
+def _plain(value: Any) -> Callable[..., object] | None:
     """Return the function of PyTorch in the library's wrapper; None where it has none."""
     found = None
     while inspect.isfunction(value) and hasattr(value, "__wrapped__"):

@@ -14,8 +14,6 @@ padding out themselves, see ``state_cache``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
@@ -27,7 +25,7 @@ def causal_conv1d_fn(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor:
     """Stands in for the function of that name."""
     return active().convolve(hidden_states, weight, bias, activation)

@@ -26,7 +26,7 @@ def _gated_delta(
     alpha: Tensor,
     beta: Tensor,
     state: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, Tensor]:
     """Stands in for functions of opengdn of (B, T, H, d), whose state is (B, H, d_v, d_k)."""
     heads = q.shape[2]

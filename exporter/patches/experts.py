@@ -117,6 +117,6 @@ def described(module: Any) -> ExpertFunction | None:
     return None
 
 
-def _has_norm(module: Any) -> bool:
+def _has_norm(module: object) -> bool:
     """Return whether experts have a norm behind them, which transformers 5.18 does not know."""
     return bool(getattr(module, "has_post_expert_norm", False))

@@ -10,8 +10,6 @@ serves H_v / H_k value heads in a row, as in the op.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -31,7 +29,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
     """Stands in for the chunked form and for the recurrent one, which has no ``chunk_size``."""
     if use_qk_l2norm_in_kernel:

@@ -62,9 +62,9 @@ def qwen_attention(
     return self.o_proj(output), None
 
 
-def _turn(part: Any) -> Callable[..., Any]:
+def _turn(part: object) -> Callable[..., Any]:
     """Return the library's function for rotary positions, of the file that a module is from."""
-    found: Callable[..., Any] = of_file(part, "apply_rotary_pos_emb")
+    found: Callable[..., object] = of_file(part, "apply_rotary_pos_emb")
     return found
 
 

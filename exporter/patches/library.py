@@ -38,7 +38,7 @@ def find(home: str, name: str) -> Any:
     raise _gone(f"{module}.{name}", f", and no other module of {TRANSFORMERS.package} has it")
 
 
-def of_file(part: Any, name: str) -> Any:
+def of_file(part: object, name: str) -> Any:
     """Return a function of the modeling file that has a module's class, wherever the file has it.
 
     Raises:

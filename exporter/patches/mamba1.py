@@ -36,7 +36,7 @@ def selective_scan(
     return_last_state: bool = False,
     use_mambapy: bool = False,
     use_associative_scan: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Stands in for ``mamba_selective_scan``."""
     x, delta = hidden_states.transpose(1, 2), dt.transpose(1, 2)

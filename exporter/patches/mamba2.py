@@ -11,7 +11,6 @@ library keeps the transpose of S as its state.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +33,8 @@ def chunk_scan(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> object:
     """Stands in for ``mamba2_chunk_scan``."""
     delta = dt if dt_bias is None else dt + dt_bias
     delta = F.softplus(delta) if dt_softplus else delta

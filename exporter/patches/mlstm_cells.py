@@ -27,7 +27,7 @@ def _parallel(
     lower_triangular_matrix: Tensor | None = None,
     stabilize_rowwise: bool = True,
     eps: float = 1e-6,
-    **_: Any,
+    **_: object,
 ) -> Tensor:
     """Stands in for ``parallel_stabilized_simple`` of xlstm, whose gates are (B, H, T, 1)."""
     if not stabilize_rowwise:
@@ -50,8 +50,8 @@ def _chunkwise(
     chunk_size: int = 64,
     return_last_state: bool = False,
     eps: float = 1e-6,
-    **_: Any,
-) -> Any:
+    **_: object,
+) -> object:
     """Stands in for ``chunkwise_simple`` of xlstm."""
     given = (queries, keys, values, igate_preact, fgate_preact)
     return _kernel(*given, initial_C, return_last_states=return_last_state, eps=eps)
@@ -68,7 +68,7 @@ def _kernel(
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
     eps: float = 1e-6,
-    **_: Any,
+    **_: object,
 ) -> Any:
     """Stands in for kernels of ``mlstm_kernels``."""
     _from_zero(c_initial)
@@ -88,7 +88,7 @@ def _backend(
     m_initial: Tensor | None = None,
     return_last_states: bool | None = None,
     mode: str | None = None,
-) -> Any:
+) -> object:
     """Stands in for ``mLSTMBackend.forward``, whose kernels are inside of partial functions."""
     config = self.config
     kept = config.return_last_states if return_last_states is None else return_last_states

@@ -51,7 +51,7 @@ class _Call:
     """A function called with two or three tensors, and what it returned."""
 
     function: FunctionType
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     result: Any
 
 
@@ -77,7 +77,7 @@ def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _found(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[dict[FunctionType, Callable[..., Any]], _Ran]:
+) -> tuple[dict[FunctionType, Callable[..., object]], _Ran]:
     """Return what takes the place of functions that compute known scans, and all that ran."""
     ran = _run_model(model, args, kwargs)
     loops = {call.function: _loop(call) for call in ran.calls}
@@ -99,16 +99,16 @@ class _Ran:
     associative: bool
 
 
-def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ran:
+def _run_model(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> _Ran:
     scan = getattr(sys.modules.get(ASSOCIATIVE.module), ASSOCIATIVE.name, None)
     codes = {inspect.unwrap(scan).__code__} if scan else set()
     seen: set[CodeType] = set()
     own: set[CodeType] = set()
     begun_codes: set[CodeType] = set()
-    begun: dict[FrameType, Mapping[str, Any]] = {}
-    ended: dict[CodeType, tuple[Mapping[str, Any], Any]] = {}
+    begun: dict[FrameType, Mapping[str, object]] = {}
+    ended: dict[CodeType, tuple[Mapping[str, object], object]] = {}
 
-    def note(frame: FrameType, event: str, result: Any) -> None:
+    def note(frame: FrameType, event: str, result: object) -> None:
         code = frame.f_code
         if code in codes:
             seen.add(code)
@@ -138,11 +138,11 @@ def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     return _Ran(functions, [c for c in calls if c.result is not None], bool(seen))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if _is_drawn(leaf)]
 
 
-def _is_drawn(leaf: Any) -> bool:
+def _is_drawn(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -249,10 +249,10 @@ def _equal(got: Tensor, expected: Tensor, partly: bool) -> bool:
 
 def _replacement(
     call: _Call, scan: Scan, axis: int, order: Sequence[int], places: Sequence[int]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     signature, structure = inspect.signature(call.function), pytree.tree_structure(call.result)
 
-    def loop(*args: Any, **kwargs: Any) -> Any:
+    def loop(*args: object, **kwargs: object) -> object:
         tensors = _tensors(signature.bind(*args, **kwargs).arguments)
         results = _along(scan, axis, [tensors[i] for i in order])
         return pytree.tree_unflatten([results[i] for i in places], structure)

@@ -81,14 +81,14 @@ def replaced(functions: Mapping[Any, Callable[..., Any]], model: nn.Module) -> I
 
 def _defined(original: Any) -> list[tuple[Any, str]]:
     """Return the module or class that a function is defined in, and its name there."""
-    holder: Any = sys.modules.get(original.__module__)
+    holder: object = sys.modules.get(original.__module__)
     *path, name = original.__qualname__.split(".")
     for part in path:
         holder = getattr(holder, part, None)
     return [(holder, name)] if getattr(holder, name, None) is original else []
 
 
-def _held(original: Any, model: nn.Module) -> list[tuple[Any, str]]:
+def _held(original: object, model: nn.Module) -> list[tuple[object, str]]:
     """Return objects that hold a function, each with the name of the attribute."""
     own = list(model.modules())
     closures = [getattr(x, "__closure__", None) or () for m in own for x in vars(m).values()]

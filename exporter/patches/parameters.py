@@ -39,7 +39,7 @@ WORDS = {"attention_mask": "mask", "position_ids": "position"}
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-def signature(function: Callable[..., Any]) -> Signature:
+def signature(function: Callable[..., object]) -> Signature:
     """Return the signature of a function, of that behind its wrappers."""
     return inspect.signature(inspect.unwrap(function))
 
@@ -75,7 +75,7 @@ def is_same(function: Signature, wanted: Signature) -> bool:
     return len(found) == len(own) and {n for n in needed if _must(needed[n])} <= found.keys()
 
 
-def binds(function: Callable[..., Any], replacement: Callable[..., Any]) -> bool:
+def binds(function: Callable[..., object], replacement: Callable[..., object]) -> bool:
     """Return whether a replacement is given all it needs, and knows all that must be given."""
     own, needed = signature(function), signature(replacement)
     names, known = match(own, needed), _named(own)
@@ -164,15 +164,15 @@ class Bound:
     advice: str
     notes: set[str]
 
-    def as_function(self) -> Callable[..., Any]:
+    def as_function(self) -> Callable[..., object]:
         """Return it as a function, which a class makes a method of."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return self(*args, **kwargs)
 
         return call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the replacement with what the function is called with.
 
         Raises:
@@ -220,8 +220,8 @@ class Bound:
 
 def bind(
     place: str,
-    function: Callable[..., Any],
-    replacement: Callable[..., Any],
+    function: Callable[..., object],
+    replacement: Callable[..., object],
     window: ReleaseWindow = TRANSFORMERS,
     notes: set[str] | None = None,
 ) -> Callable[..., Any]:
@@ -240,7 +240,7 @@ def bind(
     return Bound(place, own, replacement, names, window.advice(), notes).as_function()
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: object, default: object) -> bool:
     """Return whether a value is that of a parameter that was not given."""
     plain = isinstance(value, bool | int | float | str | tuple | None)
     return value is default or (plain and type(value) is type(default) and value == default)

@@ -5,8 +5,6 @@ o_t = q_t sum_{s <= t} k_s v_s / (q_t . (sum_{s <= t} k_s + eps))
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from linexport.patches.heads_first import with_sum
@@ -14,7 +12,7 @@ from linexport.patches.packages import Function
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 128, eps: float = 1e-6, **_: Any
+    q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 128, eps: float = 1e-6, **_: object
 ) -> Tensor:
     """Stands in for ``causal_linear_attention_noncuda`` of (B, H, T, d)."""
     numerator, denominator = with_sum(q, k, v)

@@ -39,7 +39,7 @@ class FunctionPlace:
             return f"{owner.__module__}.{owner.__qualname__}.{self.name}"
         return f"{owner.__name__}.{self.name}"
 
-    def stored(self, function: Callable[..., Any]) -> Any:
+    def stored(self, function: Callable[..., object]) -> Any:
         """Return another function as the holder has this one."""
         static = isinstance(inspect.getattr_static(self.holder, self.name), staticmethod)
         return staticmethod(function) if static else function
@@ -61,10 +61,10 @@ def named(module: ModuleType, name: str) -> FunctionPlace | None:
     return None
 
 
-def holders(module: ModuleType) -> list[Any]:
+def holders(module: ModuleType) -> list[object]:
     """Return a module with the modules and classes of its package that it has by a name."""
     package = module.__name__.partition(".")[0]
-    found: list[Any] = [module]
+    found: list[object] = [module]
     for value in list(vars(module).values()):
         home = getattr(value, "__module__" if isinstance(value, type) else "__name__", "")
         if isinstance(value, type | ModuleType) and home.partition(".")[0] == package:
@@ -73,7 +73,7 @@ def holders(module: ModuleType) -> list[Any]:
 
 
 def by_attributes(
-    module: ModuleType, methods: Mapping[str, Callable[..., Any]]
+    module: ModuleType, methods: Mapping[str, Callable[..., object]]
 ) -> dict[str, FunctionPlace]:
     """Return the locations of methods whose classes have other names.
 
@@ -103,7 +103,7 @@ def by_attributes(
     return found
 
 
-def _held(holder: Any, name: str) -> FunctionPlace | None:
+def _held(holder: object, name: str) -> FunctionPlace | None:
     function = getattr(holder, "__dict__", {}).get(name)
     function = getattr(function, "__func__", function)
     if function is None or not inspect.isfunction(inspect.unwrap(function)):
@@ -111,7 +111,7 @@ def _held(holder: Any, name: str) -> FunctionPlace | None:
     return FunctionPlace(holder, name, function)
 
 
-def _fits(holder: type, name: str, replacement: Callable[..., Any]) -> bool:
+def _fits(holder: type, name: str, replacement: Callable[..., object]) -> bool:
     place = _held(holder, name)
     return (
         place is not None
@@ -121,7 +121,7 @@ def _fits(holder: type, name: str, replacement: Callable[..., Any]) -> bool:
 
 
 @cache
-def _attributes(replacement: Callable[..., Any]) -> frozenset[str]:
+def _attributes(replacement: Callable[..., object]) -> frozenset[str]:
     """Return the attributes of ``self`` that a replacement reads."""
     code = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(replacement))))
     return frozenset(

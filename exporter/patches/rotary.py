@@ -104,7 +104,7 @@ def _types(part: Any) -> dict[str | None, str]:
     return kinds if isinstance(kinds, dict) else {None: kinds}
 
 
-def _is_by_length(part: Any, layer: str | None) -> bool:
+def _is_by_length(part: object, layer: str | None) -> bool:
     kind = _types(part).get(layer, "")
     return kind == "longrope" or "dynamic" in kind
 

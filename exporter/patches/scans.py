@@ -31,7 +31,9 @@ def recurrence(decay: Tensor, value: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
-def _of_pair(operator: Any, elems: Sequence[Tensor], *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def _of_pair(
+    operator: object, elems: Sequence[Tensor], *_: object, **__: object
+) -> tuple[Tensor, Tensor]:
     """Stands in for ``associative_scan``; those packages scan with no other operator."""
     decay, value = elems
     return products(decay), recurrence(decay, value)
@@ -46,7 +48,7 @@ def products(decay: Tensor) -> Tensor:
     return torch.stack(products, 1)
 
 
-def _accelerated(gates: Tensor, tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _accelerated(gates: Tensor, tokens: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Stands in for ``accelerated_scan.ref.scan`` of (B, C, T)."""
     reverse = kwargs.get("reverse", False)
     gates, tokens = (x.transpose(1, 2) for x in (gates, tokens))
@@ -55,7 +57,7 @@ def _accelerated(gates: Tensor, tokens: Tensor, *args: Any, **kwargs: Any) -> Te
     return recurrence(gates, tokens).transpose(1, 2)
 
 
-def _method(self: Any, decay: Tensor, value: Tensor) -> Tensor:
+def _method(self: object, decay: Tensor, value: Tensor) -> Tensor:
     """Stands in for a method of ``recurrence``'s arguments."""
     return recurrence(decay, value)
 
@@ -79,7 +81,7 @@ def _matrix_scan(matrices: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
 
 def _associative(
     combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
-) -> Any:
+) -> object:
     """Stands in for PyTorch's ``associative_scan``, of any operator."""
     leaves, structure = pytree.tree_flatten(xs)
     leaves = [_with_both_parts(x) if x.is_complex() else x for x in leaves]

@@ -24,7 +24,7 @@ from linexport.patches import Patch, Swap
 
 
 def eager_attention_forward(
-    module: Any,
+    module: object,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -33,7 +33,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
     sinks: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, T, H, d) and weights (B, H, T, S).
 
@@ -90,13 +90,13 @@ def _by_row(mask: Tensor, groups: int, served: int) -> Tensor:
 
 
 def create_causal_mask(
-    config: Any,
+    config: object,
     inputs_embeds: Tensor,
     attention_mask: Tensor,
-    cache: Any,
+    cache: object,
     position_ids: Tensor | None = None,
-    or_mask_function: Any = None,
-    and_mask_function: Any = None,
+    or_mask_function: object = None,
+    and_mask_function: object = None,
     block_sequence_ids: Tensor | None = None,
     layer_idx: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -139,7 +139,7 @@ def create_sliding_window_causal_mask(
     return _added((columns >= first) & (columns <= first + kept), mask, inputs_embeds)
 
 
-def _check_kind(config: Any, *changed: Any) -> None:
+def _check_kind(config: object, *changed: object) -> None:
     if any(x is not None for x in changed) or not getattr(config, "is_causal", True):
         raise UnsupportedModelError(
             f"{type(config).__name__} asks for attention that is not just causal and padded; "

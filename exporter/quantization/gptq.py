@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -117,7 +116,7 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantise
     return quantised(grid, matrix.shape[1], stored, scales, zeros)
 
 
-def _in_threads(function: Callable[..., Rounded], *parts: Sequence[Any]) -> list[Rounded]:
+def _in_threads(function: Callable[..., Rounded], *parts: Sequence[object]) -> list[Rounded]:
     """Map parts in threads; their products take one each, or threads would wait for each other."""
     count = min(THREADS, os.cpu_count() or 1, len(parts[0]))
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(count) as pool:

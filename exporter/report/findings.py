@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from markupsafe import Markup
 
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, SourceInspection
@@ -62,7 +60,7 @@ def streaming(found: SourceInspection) -> str:
     return "nothing prevents it" if found.states else "there is no state to carry"
 
 
-def _match(number: int, found: FoundMatch) -> dict[str, Any]:
+def _match(number: int, found: FoundMatch) -> dict[str, object]:
     assert found.before is not None and found.after is not None
     before = drawing(found.before, f"before-{number}", "The nodes that were found")
     after = drawing(found.after, f"after-{number}", "What took their place")
@@ -78,7 +76,7 @@ def _match(number: int, found: FoundMatch) -> dict[str, Any]:
     }
 
 
-def _candidate(number: int, one: FoundCandidate) -> dict[str, Any]:
+def _candidate(number: int, one: FoundCandidate) -> dict[str, object]:
     drawn = ""
     if one.before is not None:
         drawn = drawing(

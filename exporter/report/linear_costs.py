@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from markupsafe import Markup
 
@@ -23,7 +22,7 @@ BASELINES = {
 }
 
 
-def chart_texts(report: LinearizationReport) -> dict[str, Any]:
+def chart_texts(report: LinearizationReport) -> dict[str, object]:
     """Charts of time and memory, and the sentences in place of charts of one length."""
     latency, memory = report.latency or (), report.memory or ()
     return {
@@ -108,5 +107,5 @@ def _series(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> list
     return found
 
 
-def _or_none(value: Any) -> str:
+def _or_none(value: object) -> str:
     return NONE if number(value) is None else amount(value)

@@ -77,7 +77,7 @@ def print_linearization(
         )
 
 
-def _grid(table: Table) -> Any:
+def _grid(table: Table) -> object:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, pad_edge=False)
@@ -276,7 +276,7 @@ def _times(factor: float | None) -> str:
     return f"{_tiny(factor)}×"
 
 
-def _tiny(value: Any) -> str:
+def _tiny(value: object) -> str:
     found = number(value)
     if found is None:
         return NONE

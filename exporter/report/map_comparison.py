@@ -132,7 +132,7 @@ def print_catalogue(maps: Sequence[MapDescription], d: int, console: Any) -> Non
     console.print(grid)
 
 
-def _plain(words: Any) -> str:
+def _plain(words: object) -> str:
     """Without what rich would take for markup."""
     from rich.markup import escape
 
@@ -228,11 +228,11 @@ def _at(row: MapRow) -> str:
     return "" if took is None else f" at {amount(took)} µs a token"
 
 
-def _or_none(value: Any) -> str:
+def _or_none(value: object) -> str:
     return NONE if number(value) is None else amount(value)
 
 
-def _tiny(value: Any) -> str:
+def _tiny(value: object) -> str:
     """Three digits, or one and a power of ten where they would be zeros."""
     found = number(value)
     if found is None:

@@ -68,7 +68,7 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _finalized(value: Any) -> Any:
+def _finalized(value: object) -> Any:
     """Return a value of a template as HTML; what is HTML already as it is."""
     return Markup(html(value)) if type(value) is str else value
 
@@ -90,7 +90,7 @@ def _unbroken(sentence: str) -> Markup:
     return Markup("").join(spans)
 
 
-def _described(manifest: Manifest) -> dict[str, Any]:
+def _described(manifest: Manifest) -> dict[str, object]:
     nodes = manifest.nodes
     change = f"{100 * (nodes.artifact / nodes.exported - 1):+.0f} %" if nodes.exported else ""
     return {
@@ -138,7 +138,7 @@ def _checked(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _quantised(record: QuantisationRecord) -> dict[str, Any]:
+def _quantised(record: QuantisationRecord) -> dict[str, object]:
     return {
         "numbers": quantisation.numbers(record),
         "tensors": quantisation.tensors(record),
@@ -150,7 +150,7 @@ def _quantised(record: QuantisationRecord) -> dict[str, Any]:
     }
 
 
-def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, Any]:
+def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, object]:
     edges, counts = parity.histogram.log10_edges, parity.histogram.counts
     tolerance = parity.tolerance
     return {
@@ -174,7 +174,7 @@ def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, Any]:
     }
 
 
-def _timed(manifest: Manifest) -> dict[str, Any]:
+def _timed(manifest: Manifest) -> dict[str, object]:
     groups = measured.by_batch(manifest.latency or ())
     return {
         "latency": [_group(batch, rows, len(groups)) for batch, rows in groups.items()],
@@ -184,7 +184,7 @@ def _timed(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _group(batch: str, rows: Sequence[LatencyRow], groups: int) -> dict[str, Any]:
+def _group(batch: str, rows: Sequence[LatencyRow], groups: int) -> dict[str, object]:
     lines = measured.series(rows)
     return {
         "title": f"Batch {batch}" if groups > 1 or batch != "1" else "",

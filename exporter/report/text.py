@@ -19,20 +19,20 @@ TARGETS = {
 }
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """The value as a finite float, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def positive(value: Any) -> float | None:
+def positive(value: object) -> float | None:
     """The value as a finite float above zero, else None: what a logarithmic axis can show."""
     found = number(value)
     return found if found is not None and found > 0 else None
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Any value as text."""
     return ABSENT if value is None or value == "" else str(value)
 
@@ -51,13 +51,13 @@ def error(value: Any) -> str:
     return "0" if found == 0 else f"{found:.1e}"
 
 
-def exact(value: Any) -> str:
+def exact(value: object) -> str:
     """A tensor element with the nine digits that tell float32 numbers apart."""
     found = number(value)
     return plain(value) if found is None else f"{found:.9g}"
 
 
-def amount(value: Any) -> str:
+def amount(value: object) -> str:
     """Three significant digits without an exponent, for milliseconds, seconds and megabytes."""
     found = number(value)
     if found is None:
@@ -68,7 +68,7 @@ def amount(value: Any) -> str:
     return f"{found:,.{digits}f}"
 
 
-def format_speedup(slower: Any, faster: Any) -> str:
+def format_speedup(slower: object, faster: object) -> str:
     """How many times the second fits into the first: 9.1 and 2.4 -> 3.8×."""
     above, below = positive(slower), positive(faster)
     if above is None or below is None:
@@ -86,7 +86,7 @@ def shape(value: Any) -> str:
     return " × ".join(str(item) for item in value) or "scalar"
 
 
-def split(sizes: Iterable[Any]) -> str:
+def split(sizes: Iterable[object]) -> str:
     """[1, 1, 1, 34] -> 3 pieces of 1 + 34."""
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     return " + ".join(f"{much} pieces of {size}" if much > 1 else str(size) for size, much in runs)

@@ -36,7 +36,7 @@ class Outbox:
         self._loop = loop
         self._events: list[tuple[Channel[Any], Any]] = []
 
-    def add(self, channel: Channel[Any], event: Any) -> None:
+    def add(self, channel: Channel[Any], event: object) -> None:
         """Keep an event until the step is done."""
         self._events.append((channel, event))
 

@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
-    source: Any,
+    source: object,
     *,
     seed: int = 0,
     trust_remote_code: bool = False,

@@ -26,8 +26,8 @@ LOW, WIDE = torch.bfloat16, torch.float32
 
 
 def widened(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
+    module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object], tuple[str, ...]]:
     """Make a module that uses bfloat16 compute in float32, in place; leave any other as it is.
 
     Args:
@@ -84,7 +84,7 @@ class _InFloat32(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    ) -> object:
         args, kwargs = pytree.tree_map(lambda x: WIDE if x is LOW else x, (args, kwargs or {}))
         return (torch.Tensor.float if func is torch.Tensor.bfloat16 else func)(*args, **kwargs)
 
@@ -94,10 +94,10 @@ def _without_autocast() -> Iterator[None]:
     """Let contexts that compute in bfloat16 do nothing."""
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
 
-    def entering(context: Any) -> Any:
+    def entering(context: Any) -> object:
         return context if _is_low(context) else enter(context)
 
-    def leaving(context: Any, *error: Any) -> Any:
+    def leaving(context: Any, *error: Any) -> object:
         return None if _is_low(context) else leave(context, *error)
 
     with (
@@ -126,7 +126,7 @@ def _in_float32(module: torch.nn.Module) -> None:
     change_tensors(module, _wide_tensor)
 
 
-def _wide_tensor(value: Any) -> Any:
+def _wide_tensor(value: object) -> Any:
     return value.to(WIDE) if isinstance(value, torch.Tensor) and value.dtype == LOW else value
 
 

@@ -36,7 +36,7 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
             f"{source!r} is neither a file nor package.module:callable. Write a dotted module "
             f"name, a colon and the name of a function, {_EXAMPLE}.{_of_file(source)}"
         )
-    found: Any = _import(source, spelling["module"])
+    found: object = _import(source, spelling["module"])
     for name in spelling["name"].split("."):
         if not hasattr(found, name):
             place = getattr(found, "__file__", None) or spelling["module"]

@@ -95,8 +95,8 @@ class Buffer:
 def buffers_of(
     module: nn.Module,
     names: Sequence[str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     source: str,
     inside: str = "",
 ) -> tuple[tuple[Buffer, ...], bool]:
@@ -196,7 +196,10 @@ def states_of(buffers: Sequence[Buffer]) -> tuple[State, ...]:
 
 
 def example_past(
-    module: nn.Module, buffers: Sequence[Buffer], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module,
+    buffers: Sequence[Buffer],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> dict[str, Tensor]:
     """Return values of the past states in the middle of a sequence, for an example."""
     rows = first_rows((args, kwargs))
@@ -279,8 +282,8 @@ def _run(
     module: nn.Module,
     buffers: Sequence[Buffer],
     rows: int,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> dict[str, Tensor]:
     """Return what a call leaves in buffers."""
     start = _start(module, buffers, rows)
@@ -348,7 +351,7 @@ def _refusal(buffer: Buffer, source: str, reason: str) -> UnsupportedModelError:
     )
 
 
-def _may_have_rows(value: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _may_have_rows(value: Tensor, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Return whether the first axis of a buffer may be that of the batch."""
     if not value.dim() or value.shape[0] not in (1, first_rows((args, kwargs))):
         return False
@@ -369,10 +372,10 @@ def _shape(buffer: Buffer, rows: int) -> tuple[int, ...]:
     return (rows, *buffer.shape[1:]) if buffer.batched else buffer.shape
 
 
-def _resized(value: Any, rows: int) -> Any:
+def _resized(value: object, rows: int) -> Any:
     """Return examples with so many rows, by repeating theirs."""
 
-    def resized(leaf: Any) -> Any:
+    def resized(leaf: object) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.dim():
             return leaf
         times = -(-rows // leaf.shape[0])

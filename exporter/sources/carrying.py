@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -37,7 +36,7 @@ def carrying(loaded: LoadedModel, buffers: tuple[Buffer, ...]) -> LoadedModel:
     return replace(loaded, carried=CarriedBuffers(buffers, traced, states))
 
 
-def _batch_mark(loaded: LoadedModel) -> Any:
+def _batch_mark(loaded: LoadedModel) -> object:
     """Return what dynamic_shapes say of the first dim of the first example; None for constant."""
     shapes, examples = loaded.dynamic_shapes, (*loaded.args, *loaded.kwargs.values())
     if shapes is None:

@@ -92,7 +92,7 @@ def _content(path: Path) -> dict[str, Any]:
     return _checked(path, loaded)
 
 
-def _kind_of(loaded: Any) -> str:
+def _kind_of(loaded: object) -> str:
     """Describe a torch.save file without linexport's mark."""
     import torch
 

@@ -47,7 +47,7 @@ class DefaultDims:
 
 
 def default_dims(
-    args: tuple[Any, ...], runs: Runs | None = None, one_batch: str | None = None
+    args: tuple[object, ...], runs: Runs | None = None, one_batch: str | None = None
 ) -> DefaultDims:
     """Choose batch and sequence dims for example inputs.
 
@@ -119,7 +119,7 @@ def _unclear(tensors: list[torch.Tensor], sizes: set[int]) -> tuple[str, ...]:
 
 
 def _tried(
-    args: tuple[Any, ...], lengths: set[int], usual: set[int], runs: Runs
+    args: tuple[object, ...], lengths: set[int], usual: set[int], runs: Runs
 ) -> set[int] | None:
     """Return the tensors, by id, whose dim 1 may be longer; None where running does not tell.
 
@@ -157,7 +157,7 @@ def _resized(
 
 
 def repeat_ones(
-    args: tuple[Any, ...], dims: Callable[[torch.Tensor], tuple[int, ...]]
+    args: tuple[object, ...], dims: Callable[[torch.Tensor], tuple[int, ...]]
 ) -> tuple[Any, ...]:
     """The examples with every dim of size 1 among `dims(tensor)` repeated to size 2."""
 
@@ -228,7 +228,7 @@ def _spec(dims: tuple[int, ...], numbers: bool) -> dict[int, Any] | None:
     return dict.fromkeys(dims, Dim.DYNAMIC) | ({1: Dim.AUTO} if numbers else {}) or None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -238,7 +238,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _map(value: Any, function: Callable[[torch.Tensor], Any], *, constants: bool = True) -> Any:
+def _map(
+    value: object, function: Callable[[torch.Tensor], object], *, constants: bool = True
+) -> Any:
     """Apply ``function`` to each tensor of a nested value; keep other leaves, or make them None."""
     import torch
 

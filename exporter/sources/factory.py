@@ -56,7 +56,7 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
     return load_module(call(factory, source, seed), source, whole=whole)
 
 
-def call(factory: Callable[[], Any], name: str, seed: int) -> Any:
+def call(factory: Callable[[], object], name: str, seed: int) -> Any:
     """Return what a factory returns, with random numbers of a seed.
 
     Raises:
@@ -69,7 +69,7 @@ def call(factory: Callable[[], Any], name: str, seed: int) -> Any:
         return factory()
 
 
-def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedModel:
+def load_module(result: object, location: str, *, whole: bool = False) -> LoadedModel:
     """Return a module with its examples as a model.
 
     Args:
@@ -181,13 +181,13 @@ class _Given:
         """All example inputs, those by name behind the others."""
         return (*self.args, *self.kwargs.values())
 
-    def split(self, examples: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def split(self, examples: tuple[object, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return args and kwargs of as many values as there are examples."""
         count = len(self.args)
         return examples[:count], dict(zip(self.kwargs, examples[count:], strict=True))
 
 
-def _unpack(source: str, result: Any) -> _Given:
+def _unpack(source: str, result: object) -> _Given:
     """Check what the factory returned."""
     import torch
 
@@ -224,7 +224,7 @@ def _unpack(source: str, result: Any) -> _Given:
     return given
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: object) -> bool:
     import torch
 
     from linexport.system.torch_internals.trees import pytree
@@ -233,8 +233,8 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _in_order(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return arguments by position where they can be, others in the order of the parameters."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -287,7 +287,7 @@ def _by_position(given: _Given) -> Any:
     return tuple(shapes[name] for name in names)
 
 
-def _always_dynamic(shapes: Any) -> Any:
+def _always_dynamic(shapes: object) -> Any:
     """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
     from torch.export import Dim
 

@@ -43,7 +43,7 @@ class Writes:
 
 
 def run_once(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], name: str
 ) -> Writes:
     """Run a module on its own example, and return what that writes.
 
@@ -81,7 +81,7 @@ def run_once(
     return written
 
 
-def _check_alike(first: Any, second: Any, written: Writes, name: str) -> None:
+def _check_alike(first: object, second: object, written: Writes, name: str) -> None:
     """Check that a second call gives what the first one gave.
 
     Raises:
@@ -146,7 +146,7 @@ def _version(value: Tensor) -> int:
     return 0 if value.is_inference() else value._version
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield attributes of a module and its parts with what tells one value from another."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
@@ -202,7 +202,7 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
             part._buffers[key] = buffer
 
 
-def runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def runs(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether a module takes these inputs."""
     try:
         with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
@@ -212,7 +212,7 @@ def runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     return True
 
 
-def first_rows(examples: Any) -> int:
+def first_rows(examples: object) -> int:
     """Return the batch of examples: the first size of the first tensor."""
     leaves = (x for x in pytree.tree_leaves(examples) if isinstance(x, Tensor) and x.dim())
     return next((x.shape[0] for x in leaves), 1)
@@ -230,7 +230,9 @@ class TableRows(TorchFunctionMode):
         self.ranges: dict[int, tuple[int, int]] = {}
         self._places = {id(leaf): n for n, leaf in enumerate(pytree.tree_leaves(examples))}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         """Run ``func``."""
         if func is nn.functional.embedding and len(args) >= 2:
             ids, table = args[:2]
@@ -242,7 +244,7 @@ class TableRows(TorchFunctionMode):
 
 
 def table_rows(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[int, tuple[int, int]]:
     """Return the half-open ranges of inputs that index tables, by the number of the input."""
     seen = TableRows((args, kwargs))

@@ -30,7 +30,7 @@ class Metric:
     evaluate: Evaluate
     lower_is_better: bool = False
 
-    def of(self, model: Any) -> float:
+    def of(self, model: object) -> float:
         """The score of one model.
 
         Raises:
@@ -55,7 +55,7 @@ class Metric:
         """By how much it got worse; negative where it got better."""
         return after - before if self.lower_is_better else before - after
 
-    def compared(self, before: Any, after: Any) -> MetricRecord:
+    def compared(self, before: object, after: object) -> MetricRecord:
         """The scores of two models, and by how much the second is worse."""
         scores = self.of(before), self.of(after)
         return MetricRecord(self.name, *scores, self.drop(*scores), self.lower_is_better)

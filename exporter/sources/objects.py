@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 from linexport.errors import UsageError
 from linexport.sources.files import first_line
@@ -29,7 +28,7 @@ WAYS = (
 )
 
 
-def load_object(source: Any, *, seed: int = 0, whole: bool = False) -> LoadedModel:
+def load_object(source: object, *, seed: int = 0, whole: bool = False) -> LoadedModel:
     """Load a model from an object, which is not changed.
 
     Args:
@@ -73,8 +72,11 @@ def load_object(source: Any, *, seed: int = 0, whole: bool = False) -> LoadedMod
 
 
 def with_examples(
-    source: Any, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None, dynamic_shapes: Any
-) -> Any:
+    source: object,
+    args: tuple[object, ...] | None,
+    kwargs: dict[str, object] | None,
+    dynamic_shapes: object,
+) -> object:
     """Return a source with its examples, where they are given on their own.
 
     Args:
@@ -101,13 +103,13 @@ def with_examples(
     return source, args, kwargs or {}, dynamic_shapes or None
 
 
-def name_of(source: Any) -> str:
+def name_of(source: object) -> str:
     """Return package.module.Name of an object's class, and of a function itself."""
     named = source if hasattr(source, "__qualname__") else type(source)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _described(source: Any) -> str:
+def _described(source: object) -> str:
     if isinstance(source, type):
         return f"the class {source.__name__}"
     if isinstance(source, tuple):
@@ -115,7 +117,7 @@ def _described(source: Any) -> str:
     return f"an object of the type {type(source).__name__}"
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Return a copy on the CPU of a module, or of the tensors among examples.
 
     Raises:

@@ -11,7 +11,7 @@ import pickle
 import pickletools
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 _BLOCKED = re.compile(r"GLOBAL (\S+) was not an allowed")
 # A pickle of tensors is small; storages follow it.
@@ -31,7 +31,7 @@ class UnsafePickleError(Exception):
         self.name = name
 
 
-def load_plain(source: Path | bytes) -> Any:
+def load_plain(source: Path | bytes) -> object:
     """Load a torch.save file (or its bytes) under torch's weights_only rules, onto the CPU.
 
     Raises:

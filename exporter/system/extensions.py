@@ -16,7 +16,7 @@ from typing import Any
 from linexport.errors import EnvironmentProblemError
 
 
-def load_entry_points(group: str, kind: type | None = None) -> Iterator[tuple[str, Any]]:
+def load_entry_points(group: str, kind: type | None = None) -> Iterator[tuple[str, object]]:
     """Yield the name and the object of each entry point of ``group``, sorted by name.
 
     Args:

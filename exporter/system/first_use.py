@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package.
 
     Args:

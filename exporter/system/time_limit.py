@@ -103,7 +103,7 @@ def limited(seconds: float, end: End | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def watched(options: Any = None) -> Iterator[Any]:
+def watched(options: Any = None) -> Iterator[object]:
     """Yield the options of a call, whose time is limited where there is a limit.
 
     Args:

@@ -47,7 +47,7 @@ class OutputWriter(Protocol):
     """A session that writes outputs where they are to be."""
 
     def run_into(
-        self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]
+        self, inputs: Mapping[str, object], arrays: Mapping[str, object]
     ) -> dict[str, np.ndarray]:
         """Run with some outputs written to arrays that are there; return the others."""
         ...
@@ -61,11 +61,11 @@ class DeviceSession(OutputWriter, Protocol):
     it. A state is returned where its past was.
     """
 
-    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
         """Return arrays on the device; those that are there stay as they are."""
         ...
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> Any:
         """Return an array on the device, of any values."""
         ...
 
@@ -318,24 +318,26 @@ class OrtSession:
             values = self.inner.run(None, self._complete(inputs), options)
         return dict(zip(self.output_names, values, strict=True))
 
-    def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def run_into(
+        self, inputs: Mapping[str, object], arrays: Mapping[str, object]
+    ) -> dict[str, object]:
         """Run the model with some outputs written to arrays that are there; return the others."""
         from linexport.targets.runtime.device_memory import OrtMemory
 
         bound = self.memory or OrtMemory(self.inner)
         return bound.run(self._complete(inputs), arrays)
 
-    def _complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _complete(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Return inputs with the number of logits, all where none is given."""
         import numpy as np
 
         return {**({LOGITS_TO_KEEP: np.zeros(1, np.int64)} if self.keeps_logits else {}), **inputs}
 
-    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
         """See ``DeviceSession``; on ONNX Runtime's CPU provider arrays stay as they are."""
         return dict(arrays) if self.memory is None else self.memory.hold(arrays)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> Any:
         """See ``DeviceSession``."""
         import numpy as np
 

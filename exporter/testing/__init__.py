@@ -59,16 +59,16 @@ class ParityTest:
     """
 
     folder: Path
-    defaults: dict[str, Any]
+    defaults: dict[str, object]
     count: int = 0
 
     def __call__(
         self,
         model: torch.nn.Module,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         *,
         kwargs: dict[str, Any] | None = None,
-        dynamic_shapes: Any = None,
+        dynamic_shapes: object = None,
         lengths: Sequence[int] | None = None,
         batch: int | Sequence[int] | None = None,
         tolerance: float | None = None,

@@ -300,9 +300,9 @@ class Bench:
         return math.prod(self._sizes(sizes).values())
 
 
-def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
+def _eager_step(loaded: LoadedModel, inputs: tuple[object, ...]) -> Call | None:
     """``module.step(x, state)`` on one token, where the module has such a method."""
-    module: Any = loaded.module
+    module: object = loaded.module
     if not (hasattr(module, "step") and hasattr(module, "initial_state")):
         return None
     unmap_weights(loaded)

@@ -8,8 +8,6 @@ In ONNX, where values do not change, a copy is an Identity.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Graph, GraphModule, Node
 
@@ -38,7 +36,7 @@ def _separate(module: GraphModule) -> None:
         module.recompile()
 
 
-def _copied(graph: Graph, before: Node, values: Any) -> Any:
+def _copied(graph: Graph, before: Node, values: object) -> object:
     """Return nested values, of which tensors are copied in front of a node."""
 
     def copy(value: Node) -> Node:

@@ -27,7 +27,7 @@ CHUNKS = re.compile(r"\(\(?(?P<root>[su]\d+)//(?P<unit>\d+)\)\)?")
 
 
 def name_symbols(
-    program: torch.export.ExportedProgram, spec: Any
+    program: torch.export.ExportedProgram, spec: object
 ) -> tuple[dict[str, str], dict[str, DimRange], dict[str, int]]:
     """Name the program's input symbols; returns the names, the ranges and the example's sizes.
 
@@ -150,11 +150,11 @@ def _check_independent(
         )
 
 
-def own_dims(spec: Any) -> dict[tuple[int, int], torch.export.Dim]:
+def own_dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
     """Return the ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     leaves: list[Any] = []
 
-    def walk(node: Any) -> None:
+    def walk(node: object) -> None:
         per_axis = isinstance(node, dict) and all(isinstance(k, int) for k in node)
         if node is None or per_axis:
             leaves.append(node or {})
@@ -177,7 +177,7 @@ def own_dims(spec: Any) -> dict[tuple[int, int], torch.export.Dim]:
     }
 
 
-def _finite(limit: Any, unit: int) -> int | None:
+def _finite(limit: object, unit: int) -> int | None:
     """Return a limit in so many units as a number; None of one that is none."""
     known = isinstance(limit, int) or getattr(limit, "is_Integer", False)
     return unit * int(str(limit)) if known else None
@@ -191,7 +191,7 @@ def _limited(found: DimRange, dim: torch.export.Dim) -> DimRange:
 
 
 def length_warnings(
-    dynamic_shapes: Any, dims: Mapping[str, DimRange], sizes: Mapping[str, int]
+    dynamic_shapes: object, dims: Mapping[str, DimRange], sizes: Mapping[str, int]
 ) -> list[str]:
     """Return what to say of dims that nobody limited, and the code of the model does.
 

@@ -20,8 +20,8 @@ from linexport.trace.loops.capture import LONGEST_CHUNK, STEPS, step_of
 
 
 def shortened(
-    args: tuple[Any, ...], dynamic_shapes: Any, lengths: Mapping[int, int] | None = None
-) -> tuple[tuple[Any, ...], Any] | None:
+    args: tuple[object, ...], dynamic_shapes: object, lengths: Mapping[int, int] | None = None
+) -> tuple[tuple[object, ...], object] | None:
     """Cut examples to ``STEPS`` along their dynamic dimensions, or make them as long as need be.
 
     Args:
@@ -35,8 +35,8 @@ def shortened(
     """
     if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
         return None
-    cut: list[Any] = []
-    shapes: list[Any] = []
+    cut: list[object] = []
+    shapes: list[object] = []
     for value, spec in zip(args, dynamic_shapes, strict=True):
         dims = dict(enumerate(spec)) if isinstance(spec, tuple | list) else dict(spec or {})
         dims = {axis: dim for axis, dim in dims.items() if dim is not None}
@@ -73,7 +73,7 @@ class Slices(TorchFunctionMode):
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         if function in (Tensor.__getitem__, Tensor.__setitem__):
             dim, step, width = step_of(args[1])
             if step is not None and width > 1 and dim < args[0].dim():

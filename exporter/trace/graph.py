@@ -168,7 +168,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     return sum(1 for _ in ir.traversal.RecursiveGraphIterator(exported.model.graph))
 
 
-def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
     marks = {
         capture.OPERATOR: capture.symbol,
@@ -182,13 +182,13 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 
-def _relu(x: Any) -> Any:
+def _relu(x: Any) -> object:
     """Relu; of integers, such as distances, Clip at 0: ONNX Runtime has no Relu of them."""
     op = values.Opset("", OPSET)
     return op.Relu(x) if x.dtype.is_floating_point() else op.Clip(x, op.CastLike(0, x))
 
 
-def _lerp(start: Any, end: Any, weight: Any) -> Any:
+def _lerp(start: object, end: object, weight: object) -> object:
     """(1 - w) start + w end: linear in both, and exact at both ends.
 
     torch's own translation chooses by |w| < 0.5 between two forms of it; a loop with a choice in it
@@ -200,10 +200,10 @@ def _lerp(start: Any, end: Any, weight: Any) -> Any:
     return op.Add(op.Mul(rest, start), op.Mul(weight, end))
 
 
-def _symbol(op: Op) -> Callable[..., Any]:
+def _symbol(op: Op) -> Callable[..., object]:
     symbol = getattr(values.Opset(DOMAIN, VERSION), op.name)
 
-    def write(*args: Any, **kwargs: Any) -> Any:
+    def write(*args: object, **kwargs: object) -> Any:
         inputs, attributes = torch_ops.by_name(op, args, kwargs)
         last = max(i for i, name in enumerate(op.input_names) if name in inputs)
         return symbol(*(inputs.get(name) for name in op.input_names[: last + 1]), **attributes)
@@ -211,7 +211,7 @@ def _symbol(op: Op) -> Callable[..., Any]:
     return write
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def _decompositions() -> dict[object, Callable[..., object]]:
     """Return the PyTorch code that operators of linexport stand for."""
     return {torch_ops.overload(op): op.eager for op in registry.all_ops().values()}
 

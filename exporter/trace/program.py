@@ -171,7 +171,10 @@ def _patched(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _by_parameter(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    dynamic_shapes: object,
 ) -> Any:
     """Return an entry for each parameter of ``forward``: those of ``*args`` are one, a tuple.
 
@@ -197,7 +200,7 @@ def _by_parameter(
     return dynamic_shapes if of_several else (*own, rest)
 
 
-def _is_of_several(rest: tuple[Any, ...], count: int) -> bool:
+def _is_of_several(rest: tuple[object, ...], count: int) -> bool:
     """Return whether these are one entry that holds those of ``count`` arguments."""
     if len(rest) != 1 or not isinstance(rest[0], tuple | list) or len(rest[0]) != count:
         return False

@@ -25,7 +25,7 @@ class StandIns(TorchFunctionMode):
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         return STAND_INS.get(function, function)(*args, **(kwargs or {}))
 
 
@@ -37,7 +37,7 @@ def _max_pool1d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> object:
     """Stands in for ``torch.nn.functional.max_pool1d``."""
     found = F.max_pool1d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
     return found if return_indices else found[0]

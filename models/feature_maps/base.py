@@ -83,7 +83,7 @@ class FeatureMap(WideBuffers, ABC):
     Options: ClassVar[type[Any]] = NoOptions
     kappa_onnx: ClassVar[Callable[..., str] | None] = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
             taken = MAPS.get(cls.kind)

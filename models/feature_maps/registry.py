@@ -13,7 +13,6 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from linexport.errors import UsageError
 from linexport.models.config import parse
@@ -62,7 +61,7 @@ def find_map(kind: str) -> type[FeatureMap]:
     return MAPS[kind]
 
 
-def make(kind: str, head_dim: int, options: Mapping[str, Any] | None = None) -> FeatureMap:
+def make(kind: str, head_dim: int, options: Mapping[str, object] | None = None) -> FeatureMap:
     """The map of that name for heads of width ``head_dim``, with options by name.
 
     Raises:

@@ -16,7 +16,6 @@ after the activation is in it where that is cheaper.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +82,7 @@ class ChebyshevFeedForward(WideBuffers):
         self.register_buffer("degrees", table, persistent=False)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ChebyshevFeedForward:
+    def from_config(cls, config: dict[str, object]) -> ChebyshevFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

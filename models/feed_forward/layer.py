@@ -70,7 +70,7 @@ class KernelFeedForward(WideBuffers):
         self.register_buffer("weight", torch.zeros(config.out_features, features))
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KernelFeedForward:
+    def from_config(cls, config: dict[str, object]) -> KernelFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

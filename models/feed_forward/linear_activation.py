@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 
@@ -84,7 +83,7 @@ def _third(rest: Sequence[tuple[str, nn.Module | None]]) -> str | None:
     return None if len(rest) > 1 and rest[1][1] is not None else rest[0][0]
 
 
-def new_layer(config: dict[str, Any]) -> NewLayer:
+def new_layer(config: dict[str, object]) -> NewLayer:
     """The layer of a ``config``, of any kind.
 
     Raises:
@@ -97,7 +96,7 @@ def new_layer(config: dict[str, Any]) -> NewLayer:
     return KernelFeedForward.from_config(config)
 
 
-def substitute(module: nn.Module, configs: Mapping[str, Any] | None) -> None:
+def substitute(module: nn.Module, configs: Mapping[str, object] | None) -> None:
     """Put kernel layers, to load a state_dict into, in the place of pairs, in place.
 
     Args:

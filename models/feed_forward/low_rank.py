@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +82,7 @@ class LowRankFeedForward(WideBuffers):
         self.register_buffer("products", torch.zeros(out, len(first)))
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> LowRankFeedForward:
+    def from_config(cls, config: dict[str, object]) -> LowRankFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

@@ -56,7 +56,7 @@ class Power:
 
     def map(self, seed: int) -> dict[str, Any]:
         """Its ``kind`` and ``options``."""
-        options: dict[str, Any] = {"degree": self.degree}
+        options: dict[str, object] = {"degree": self.degree}
         if self.kind in ("random_monomials", "tensor_sketch"):
             drawn = np.random.SeedSequence([seed, self.degree]).generate_state(1)[0]
             options |= {"features": self.features, "seed": int(drawn)}

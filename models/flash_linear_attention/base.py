@@ -83,12 +83,12 @@ class WeightLayout:
     settings: type[LayoutSettings]
     block: Callable[[Any, int], nn.Module]
     norm: Callable[[Any], nn.Module]
-    only: Mapping[str, tuple[Any, ...]]
+    only: Mapping[str, tuple[object, ...]]
     bounds: Callable[[Any], int | None] = lambda settings: None
     stack: str = "model"
     last_norm: str = "norm"
 
-    def read(self, config: Mapping[str, Any]) -> LayoutSettings:
+    def read(self, config: Mapping[str, object]) -> LayoutSettings:
         """The settings of a configuration.
 
         Raises:

@@ -128,7 +128,7 @@ def add_projections(
             setattr(attn, f"{name}_conv1d", own)
 
 
-def projected(attn: Any, name: str, x: Tensor) -> Tensor:
+def projected(attn: object, name: str, x: Tensor) -> Tensor:
     """``<name>_proj``, and ``<name>_conv1d`` where there is one."""
     y: Tensor = getattr(attn, f"{name}_proj")(x)
     convolution = getattr(attn, f"{name}_conv1d", None)

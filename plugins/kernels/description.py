@@ -240,7 +240,7 @@ def _tensor(value: Mapping[str, Any]) -> TensorDescription:
 def _plan_json(plan: LaunchPlan, sm: int) -> dict[str, Any]:
     """The plan, with the name of each kernel."""
 
-    def named(value: Any) -> Any:
+    def named(value: object) -> Any:
         if isinstance(value, Kernel):
             return {"name": value.name, **asdict(value)}
         if is_dataclass(value):

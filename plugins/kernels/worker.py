@@ -56,7 +56,7 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
     (folder / f"{name}.json").write_text(json.dumps(launch | assembled(said.getvalue())))
 
 
-def assembled(log: str) -> dict[str, Any]:
+def assembled(log: str) -> dict[str, object]:
     """Read ptxas's log: registers of a thread, bytes spilled, and warnings of SERIALISED."""
     return {
         "registers": int(re.findall(r"Used (\d+) registers", log)[0]),

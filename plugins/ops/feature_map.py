@@ -208,7 +208,7 @@ def eager(
     return formulas(kind).eager(x, parameters, num_heads, side, log)
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _oracle(attributes: Attributes, inputs: Mapping[str, object]) -> tuple[Any, ...]:
     """Return the map's PyTorch formula in float64; its own tests compare that with theory."""
     import torch
 

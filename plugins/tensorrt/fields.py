@@ -27,7 +27,7 @@ NAMES = (LAUNCH, BINARIES)
 class Fields:
     """A collection with the memory it points into: TensorRT keeps addresses, not arrays."""
 
-    collection: Any
+    collection: object
     arrays: tuple[np.ndarray, ...]
 
 

@@ -97,7 +97,7 @@ class Launcher:
         for launch, values in found:
             self._launch(launch, values, stream)
 
-    def _launch(self, launch: tuple[Launch, Sequence[int]], values: Any, stream: int) -> None:
+    def _launch(self, launch: tuple[Launch, Sequence[int]], values: object, stream: int) -> None:
         cuda = driver()
         what, grid = launch
         function, shared = self.functions[what.kernel.name]
@@ -113,7 +113,7 @@ def launches(
     sizes: Mapping[str, int],
     addresses: Sequence[int],
     workspace: int,
-) -> list[tuple[tuple[Launch, Sequence[int]], Any]]:
+) -> list[tuple[tuple[Launch, Sequence[int]], object]]:
     """Every launch with its grid, and its arguments as values and their C types."""
     plan = description.plans[sm]
     batch, length = sizes["batch"], sizes["length"]
@@ -126,7 +126,7 @@ def launches(
     for buffer in route.scratch:
         known[buffer.name] = place
         place += aligned(buffer.bytes(known))
-    found: list[tuple[tuple[Launch, Sequence[int]], Any]] = []
+    found: list[tuple[tuple[Launch, Sequence[int]], object]] = []
     for launch in route.launches:
         grid = [extent.of(known) for extent in launch.grid]
         if all(grid):

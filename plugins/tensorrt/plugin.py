@@ -61,7 +61,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
             self.plugin_version, self.plugin_namespace = VERSION, NAMESPACE
             self.num_outputs = len(description.outputs)
 
-        def get_capability_interface(self, kind: Any) -> Any:
+        def get_capability_interface(self, kind: object) -> object:
             return self
 
         def clone(self) -> Any:
@@ -69,10 +69,10 @@ def plugin_class(module: ModuleType) -> type[Any]:
             copy.launcher = self.launcher
             return copy
 
-        def get_output_data_types(self, types: Sequence[Any]) -> list[Any]:
+        def get_output_data_types(self, types: Sequence[object]) -> list[object]:
             return [data_type(module, x.type) for x in self.description.outputs]
 
-        def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> list[Any]:
+        def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> list[object]:
             return output_shapes(module, self.description, inputs, builder)
 
         def supports_format_combination(self, position: int, io: Any, inputs: int) -> bool:
@@ -85,7 +85,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
             largest = self.description.sizes([list(x.max) for x in inputs])
             return max(self.description.scratch(sm, **largest) for sm in self.description.plans)
 
-        def get_fields_to_serialize(self) -> Any:
+        def get_fields_to_serialize(self) -> object:
             self.kept = fields.encode(module, self.description.attributes())
             return self.kept.collection
 
@@ -98,7 +98,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
         def on_shape_change(self, inputs: Any, outputs: Any) -> None:
             self.description.sizes([list(x.dims) for x in inputs])
 
-        def attach_to_context(self, context: Any) -> Any:
+        def attach_to_context(self, context: object) -> Any:
             # Here, not at the first launch, which may be one that a graph captures.
             attached = self.clone()
             attached.launcher = Launcher(self.description)
@@ -135,7 +135,7 @@ def creator_class(module: ModuleType) -> type[Any]:
             self.field_names = self.declared.collection
             self.failure: LinexportError | None = None
 
-        def create_plugin(self, name: str, collection: Any, phase: Any) -> Any:
+        def create_plugin(self, name: str, collection: object, phase: object) -> object:
             self.failure = None
             try:
                 found = fields.decode(collection)
@@ -156,7 +156,7 @@ def described(attributes: tuple[tuple[str, str], ...]) -> Description:
     return Description.from_attributes(dict(attributes))
 
 
-def data_type(module: ModuleType, element: str) -> Any:
+def data_type(module: ModuleType, element: str) -> object:
     """TensorRT's data type of an element type."""
     return getattr(module.DataType, DATA_TYPES[element])
 
@@ -175,9 +175,9 @@ def supports(module: ModuleType, description: Description, position: int, found:
 
 def output_shapes(
     module: ModuleType, description: Description, inputs: Sequence[Any], builder: Any
-) -> list[Any]:
+) -> list[object]:
     """Symbolic shapes of the outputs: batch and length are taken from the inputs that have them."""
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     for tensor, expression in zip(description.inputs, inputs, strict=True):
         for axis, size in enumerate(tensor.shape if tensor else ()):
             if isinstance(size, str):

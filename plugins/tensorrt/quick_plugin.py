@@ -51,7 +51,7 @@ def define(module: ModuleType, package: ModuleType, lazy: bool = False) -> None:
 
 
 def signed(
-    function: Callable[..., Any], package: ModuleType, inputs: Sequence[str], outputs: int | None
+    function: Callable[..., object], package: ModuleType, inputs: Sequence[str], outputs: int | None
 ) -> Callable[..., Any]:
     """Return the function with the signature that TensorRT checks.
 
@@ -59,7 +59,7 @@ def signed(
     an ahead-of-time implementation.
     """
     tensor = package.TensorDesc
-    kinds: dict[str, Any] = dict.fromkeys(inputs, tensor) | dict.fromkeys(NAMES, str)
+    kinds: dict[str, object] = dict.fromkeys(inputs, tensor) | dict.fromkeys(NAMES, str)
     if outputs is None:
         kinds |= {"outputs": GenericAlias(tuple, (tensor,)), "tactic": int}
         text = str | bytes
@@ -78,7 +78,7 @@ def signed(
 def shapes(module: ModuleType, package: ModuleType) -> Callable[..., Any]:
     """``(inputs..., launch, binaries)`` -> descriptions of the outputs."""
 
-    def outputs(*inputs: Any, **texts: str) -> Any:
+    def outputs(*inputs: object, **texts: str) -> Any:
         description = _described(texts.values())
         sizes = _sizes(description, inputs)
         return tuple(
@@ -95,7 +95,7 @@ def shapes(module: ModuleType, package: ModuleType) -> Callable[..., Any]:
 def launch(package: ModuleType) -> Callable[..., Any]:
     """``(inputs..., launch, binaries, outputs, tactic)`` -> the kernel, its launch, its numbers."""
 
-    def implementation(*values: Any) -> Any:
+    def implementation(*values: object) -> Any:
         *inputs, first, second, _, _ = values
         description = _described((first, second))
         ((sm, plan),) = description.plans.items()
@@ -128,7 +128,7 @@ def _described(texts: Any) -> Description:
 
 def _sizes(description: Description, inputs: Sequence[Any]) -> dict[str, Any]:
     """Batch and length as expressions."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for tensor, given in zip(description.inputs, inputs, strict=True):
         for axis, size in enumerate(tensor.shape if tensor else ()):
             if isinstance(size, str):
@@ -136,7 +136,7 @@ def _sizes(description: Description, inputs: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _product(extent: Extent, known: dict[str, Any], one: Any) -> Any:
+def _product(extent: Extent, known: dict[str, object], one: Any) -> Any:
     value = one * extent.factor
     for symbol in extent.symbols:
         value = value * known[symbol]

@@ -39,7 +39,7 @@ def check_decoder(path: Path, content: bytes) -> None:
         )
 
 
-def _steps(decoder: Any) -> list[dict[str, Any]]:
+def _steps(decoder: object) -> list[dict[str, Any]]:
     if not isinstance(decoder, dict):
         return []
     if decoder.get("type") != "Sequence":

@@ -120,7 +120,7 @@ class Encoder:
             _end(process)
             raise
         if answer.endswith(b"\n"):
-            found: dict[str, Any] = json.loads(answer)
+            found: dict[str, object] = json.loads(answer)
             return found
         self._process, code = None, process.wait()
         memory, seconds = self._limits

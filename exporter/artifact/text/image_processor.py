@@ -153,7 +153,7 @@ def _tile(path: Path, picture: Image) -> tuple[int, int]:
         ValueError: the size is not a number, or may be listed twice: libraries differ in which of
             the two they take.
     """
-    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})
+    tags: Mapping[int, object] = getattr(picture, "tag_v2", {})
     if picture.format != "TIFF" or not any(tag in tags for tag in TILE_SIZE):
         return 1, 1
     width, height = (tags.get(tag) for tag in TILE_SIZE)

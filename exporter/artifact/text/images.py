@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ PROCESSED = ("pixel_values", "pixel_values_videos", "image_grid_thw", "spatial_s
 """Arrays of image processors that are read."""
 
 
-def images_of(processed: Mapping[str, Any]) -> list[Image]:
+def images_of(processed: Mapping[str, object]) -> list[Image]:
     """Return the images in what an image processor of transformers gives.
 
     Args:

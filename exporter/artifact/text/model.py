@@ -44,7 +44,7 @@ class TextModel(Model):
     def verified(self) -> Mapping[str, FileRecord]: ...
 
     @abstractmethod
-    def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays: ...
+    def image_inputs(self, ids: np.ndarray, images: Mapping[str, object]) -> Arrays: ...
 
     @abstractmethod
     def stream(self, *, finite: bool = True, history: int = 0) -> Stream: ...
@@ -92,7 +92,7 @@ class TextModel(Model):
         stop: Collection[int] | None = None,
         stop_strings: Collection[str] | None = None,
         draft: Draft | None = None,
-        images: Mapping[str, Any] | None = None,
+        images: Mapping[str, object] | None = None,
     ) -> Iterator[int]:
         """Return token ids that continue a prompt of token ids, one at a time, from the state.
 
@@ -178,7 +178,7 @@ class TextModel(Model):
             log.warning("%s", warning)
         return request.generation(self.path, model.vocabulary, self.verified), rows
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Return the prompt of a conversation as token ids, by the chat template of the model.
 
         Args:

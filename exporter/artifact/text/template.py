@@ -76,7 +76,7 @@ def special_tokens(folder: Path, files: Files) -> dict[str, str]:
     return words
 
 
-def chat_prompt(folder: Path, files: Files, messages: Sequence[Mapping[str, Any]]) -> str:
+def chat_prompt(folder: Path, files: Files, messages: Sequence[Mapping[str, object]]) -> str:
     """Return the prompt of one conversation; ``ChatTemplate`` renders many.
 
     Args:
@@ -116,7 +116,7 @@ class ChatTemplate:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    async def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt of a conversation, up to where the assistant's answer begins.
 
         Raises:
@@ -160,7 +160,7 @@ class ChatTemplate:
         answer = await reader.readline()
         if not answer.endswith(b"\n"):
             raise ValueError("the process has ended")
-        found: dict[str, Any] = json.loads(answer)
+        found: dict[str, object] = json.loads(answer)
         return found
 
     async def _end(self) -> None:

@@ -56,7 +56,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

@@ -60,7 +60,7 @@ def limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def encoded(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
+def encoded(tokenizer: Any, request: dict[str, Any]) -> dict[str, object]:
     """Return the tokens of a prompt, or the error."""
     try:
         found = tokenizer.encode(request["text"], add_special_tokens=request["special"])
@@ -75,7 +75,7 @@ def reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__)[:1000]
 
 
-def write(answer: dict[str, Any]) -> None:
+def write(answer: dict[str, object]) -> None:
     """Write a line to the standard output."""
     print(json.dumps(answer), flush=True)
 

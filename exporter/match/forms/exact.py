@@ -179,7 +179,7 @@ class Exact:
     def __init__(self, nodes: Sequence[onnx.NodeProto], result: str) -> None:
         self._result = result
         self._fixed: dict[str, Number] = {}
-        self._steps: list[tuple[str, list[str], str, dict[str, Any]]] = []
+        self._steps: list[tuple[str, list[str], str, dict[str, object]]] = []
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             if node.op_type == "Constant":

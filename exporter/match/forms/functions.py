@@ -36,7 +36,7 @@ def write(b: Body, function: Function, x: str) -> str:
     return str(b.node(op, *(write(b, f, x) for f in function[2:]), **attributes))
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 

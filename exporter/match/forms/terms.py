@@ -192,7 +192,7 @@ class Nested:
         return self._key
 
     @cached_property
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:

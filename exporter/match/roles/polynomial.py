@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -95,7 +94,7 @@ def _linear(
 
 def _repeated(term: Term, free: Axes) -> list[list[Leaf]]:
     """Leaves that occur several times: powers of the scores have as many queries as keys."""
-    alike: dict[Any, list[Leaf]] = {}
+    alike: dict[object, list[Leaf]] = {}
     for leaf in term.of(Leaf):
         alike.setdefault((leaf.key(), len(leaf.axes & free)), []).append(leaf)
     return [group for group in alike.values() if len(group) > 1]

@@ -44,7 +44,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     return WrittenTexts(f"Transformers.js {found['version']}", found["rows"])
 
 
-def _run(command: list[str], given: dict[str, Any]) -> Any:
+def _run(command: list[str], given: dict[str, object]) -> Any:
     """Run a program that takes and gives JSON."""
     try:
         done = subprocess.run(

@@ -77,7 +77,7 @@ def _write(
     return text
 
 
-def _ask(limit: float, url: str, content: dict[str, Any] | None = None) -> Any:
+def _ask(limit: float, url: str, content: dict[str, object] | None = None) -> Any:
     """Return the answer to a request, which has to come before a point in time."""
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})

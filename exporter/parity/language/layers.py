@@ -180,7 +180,7 @@ def _observe(
     last = inside[0] if inside is not None and alone else None
 
     def keep(layer: str) -> Callable[..., Any]:
-        def hook(_module: Any, _args: Any, output: Any) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> object:
             first = output[0] if isinstance(output, tuple) else output
             seen[layer] = memory.memory_mapped([first.numpy()])[0]
             if layer == last:
@@ -228,10 +228,10 @@ def _within(
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Have a module computed in a context; returns what is to be removed."""
 
-    def begin(*_: Any) -> None:
+    def begin(*_: object) -> None:
         context.__enter__()
 
-    def end(*_: Any) -> None:
+    def end(*_: object) -> None:
         context.__exit__(None, None, None)
 
     return [

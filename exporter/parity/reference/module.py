@@ -93,13 +93,13 @@ class Widened(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         torch.set_default_dtype(self._default)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    ) -> object:
         """``func`` with float64 for float32 among its arguments."""
         args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))
         if func in NORMS:
@@ -122,7 +122,7 @@ def _with_epsilon(
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of a norm; an epsilon left out is float32's, as in the original."""
     given = torch.finfo(torch.float32).eps if eps is None else eps
     return (x, normalized_shape, weight, given), {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -184,7 +184,7 @@ class _Recorder(torch.fx.Interpreter):
         except _Recorder._Done:
             return
 
-    def run_node(self, n: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> object:
         if n in self._unknown:
             return None
         result = super().run_node(n)

@@ -218,7 +218,7 @@ class ForcedChoices(OperatorMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._together.__exit__(None, None, None)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -150,6 +149,6 @@ class _Deadline:
 
 def connection_class(request_seconds: float, send_seconds: float) -> type[Connection]:
     """Return a class of connections with these deadlines, as uvicorn takes them."""
-    members: dict[str, Any] = {"request_seconds": request_seconds, "send_seconds": send_seconds}
+    members: dict[str, object] = {"request_seconds": request_seconds, "send_seconds": send_seconds}
     members["turns"] = TurnQueue()
     return type("TimedConnection", (Connection,), members)

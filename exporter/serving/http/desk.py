@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
@@ -23,7 +23,7 @@ class Desk:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "desk")
 
-    async def do(self, size: int | None, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def do(self, size: int | None, work: Callable[..., Result], *arguments: object) -> Result:
         """Return what a function returns.
 
         Args:

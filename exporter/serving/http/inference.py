@@ -103,7 +103,7 @@ def _service(request: Request) -> Service:
     return service
 
 
-def _described(tensor: Any) -> dict[str, Any]:
+def _described(tensor: Any) -> dict[str, object]:
     datatype = DATATYPES.get(tensor.dtype, tensor.dtype)
     return {"name": tensor.name, "datatype": datatype, "shape": shape_of(tensor.shape)}
 

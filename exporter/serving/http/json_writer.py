@@ -18,7 +18,7 @@ WIDEST = {"b": 7, "i": 22, "u": 22, "f": 26}
 """Most characters of a number in a list, with what is between two, by NumPy's kind."""
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """Return nested dicts, lists, arrays and scalars as JSON."""
     return "".join(_parts(value)).encode()
 
@@ -28,7 +28,7 @@ def largest(count: int, dtype: np.dtype[Any]) -> int:
     return count * WIDEST.get(dtype.kind, WIDEST["f"])
 
 
-def _parts(value: Any) -> Iterator[str]:
+def _parts(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         opening = "{"
         for name, inner in value.items():

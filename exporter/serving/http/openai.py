@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -110,7 +109,7 @@ def _service(request: Request) -> Service:
     return found
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service) -> dict[str, object]:
     language = service.language
     return {
         "id": service.name,

@@ -34,7 +34,7 @@ class Answer:
 
     whole = piece = "text_completion"
 
-    def opening(self, count: int) -> list[dict[str, Any]]:
+    def opening(self, count: int) -> list[dict[str, object]]:
         """Return the pieces that come before any text."""
         return []
 
@@ -46,11 +46,11 @@ class Answer:
         """Return the last piece of a text."""
         return self._object(self.piece, [self._choice(end.index, "", (), end.reason)])
 
-    def usage(self, ends: Sequence[End]) -> dict[str, Any]:
+    def usage(self, ends: Sequence[End]) -> dict[str, object]:
         """Return the piece with the numbers of tokens."""
         return {**self._object(self.piece, []), "usage": usage([end.usage for end in ends])}
 
-    def complete(self, deltas: Sequence[Delta], ends: Sequence[End]) -> dict[str, Any]:
+    def complete(self, deltas: Sequence[Delta], ends: Sequence[End]) -> dict[str, object]:
         """Return whole texts."""
         choices, pieces = [], defaultdict[int, list[Delta]](list)
         for delta in deltas:
@@ -62,7 +62,7 @@ class Answer:
             choices.append(self._whole(end, text, tokens))
         return {**self._object(self.whole, choices), "usage": usage([e.usage for e in ends])}
 
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
         return {
             "id": self.name,
             "object": kind,
@@ -74,7 +74,7 @@ class Answer:
 
     def _choice(
         self, index: int, text: str, tokens: Sequence[Scored], reason: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {
             "index": index,
             "text": text,
@@ -82,10 +82,10 @@ class Answer:
             "finish_reason": reason,
         }
 
-    def _whole(self, end: End, text: str, tokens: Sequence[Scored]) -> dict[str, Any]:
+    def _whole(self, end: End, text: str, tokens: Sequence[Scored]) -> dict[str, object]:
         return self._choice(end.index, text, tokens, end.reason)
 
-    def _logprobs(self, tokens: Sequence[Scored]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[Scored]) -> dict[str, object] | None:
         if not tokens:
             return None
         texts = self.tokenizer.token_text
@@ -103,7 +103,7 @@ class ChatAnswer(Answer):
 
     whole, piece = "chat.completion", "chat.completion.chunk"
 
-    def opening(self, count: int) -> list[dict[str, Any]]:
+    def opening(self, count: int) -> list[dict[str, object]]:
         delta = {"role": "assistant", "content": ""}
         return [
             self._object(self.piece, [{"index": i, "delta": delta, "finish_reason": None}])
@@ -112,7 +112,7 @@ class ChatAnswer(Answer):
 
     def _choice(
         self, index: int, text: str, tokens: Sequence[Scored], reason: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         delta = {"content": text} if reason is None else {}
         return {
             "index": index,
@@ -121,7 +121,7 @@ class ChatAnswer(Answer):
             "finish_reason": reason,
         }
 
-    def _whole(self, end: End, text: str, tokens: Sequence[Scored]) -> dict[str, Any]:
+    def _whole(self, end: End, text: str, tokens: Sequence[Scored]) -> dict[str, object]:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": end.index,
@@ -130,7 +130,7 @@ class ChatAnswer(Answer):
             "finish_reason": end.reason,
         }
 
-    def _logprobs(self, tokens: Sequence[Scored]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[Scored]) -> dict[str, object] | None:
         if not tokens:
             return None
         content = [
@@ -158,7 +158,7 @@ def largest_answer(settings: TextSettings, count: int) -> int:
     return HEAD + count * settings.max_tokens * (TOKEN + REPORTED * reported)
 
 
-def usage(numbers: Sequence[Usage]) -> dict[str, Any]:
+def usage(numbers: Sequence[Usage]) -> dict[str, object]:
     """Return the numbers of tokens of one prompt and its texts."""
     prompt, cached = numbers[0].prompt, numbers[0].cached
     completion = sum(n.completion for n in numbers)

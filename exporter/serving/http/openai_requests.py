@@ -159,7 +159,7 @@ class Message(Record):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _is_text(cls, content: Any) -> Any:
+    def _is_text(cls, content: object) -> object:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind != "text":
@@ -247,7 +247,7 @@ def parse(kind: type[Request], body: bytes | memoryview, **large: Reading) -> Re
     raise ProtocolError(400, f"{place}: {first['msg']}", code="invalid_value", param=place)
 
 
-def read_object(reader: JsonReader, path: Steps, **large: Reading) -> dict[str, Any]:
+def read_object(reader: JsonReader, path: Steps, **large: Reading) -> dict[str, object]:
     """Read an object; see ``parse``.
 
     Raises:
@@ -295,14 +295,14 @@ def read_prompt(most: int) -> Reading:
     return read
 
 
-def read_messages(reader: JsonReader, path: Steps) -> Any:
+def read_messages(reader: JsonReader, path: Steps) -> object:
     """Read the messages of a conversation."""
     if reader.next() != "[":
         return reader.value()
     return [read_object(reader, (*path, i), content=_read_content) for i in reader.items()]
 
 
-def _read_content(reader: JsonReader, path: Steps) -> Any:
+def _read_content(reader: JsonReader, path: Steps) -> object:
     if reader.next() != "[":
         return reader.value()
     parts = []
@@ -324,7 +324,7 @@ def several(count: int) -> str:
     return f"Found {count} prompts; expected one a request."
 
 
-def _present(location: tuple[int | str, ...], value: Any) -> list[int | str]:
+def _present(location: tuple[int | str, ...], value: object) -> list[int | str]:
     """Return the steps of an error's location that a body has, without names of alternatives."""
     kept: list[int | str] = []
     for step in location:

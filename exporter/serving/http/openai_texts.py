@@ -12,7 +12,6 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -68,7 +67,7 @@ class Texts:
 
     def __init__(self, request: Request, service: Service, plan: Plan, answer: Answer) -> None:
         self._service, self._plan, self._answer = service, plan, answer
-        self._log: dict[str, Any] = request.scope["log"]
+        self._log: dict[str, object] = request.scope["log"]
         self._log["id"] = plan.name
         self._ends: list[End] = []
         self._parked: dict[int, str] = {}
@@ -141,7 +140,7 @@ class Texts:
             self._service.metrics.cancelled.inc()
             self._texts.cancel()
 
-    def _piece(self, event: Delta | End) -> dict[str, Any]:
+    def _piece(self, event: Delta | End) -> dict[str, object]:
         if isinstance(event, Delta):
             return self._answer.delta(event)
         name = self._parked.get(event.index)
@@ -169,5 +168,5 @@ class TextStream(StreamingResponse):
             self._texts.close()
 
 
-def _sse(content: dict[str, Any]) -> bytes:
+def _sse(content: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(content).encode() + b"\n\n"

@@ -10,7 +10,7 @@ by another, from their tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.ray.arguments import Arguments
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "app"]
 
 
-def app(args: Mapping[str, Any]) -> Application:
+def app(args: Mapping[str, object]) -> Application:
     """Return the application that Ray Serve runs; the ``import_path`` of a serve.yaml.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -48,7 +47,7 @@ class Arguments(BaseModel):
     limits: Limits = Limits()
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Arguments:
+    def read(cls, given: Mapping[str, object]) -> Arguments:
         """Return the arguments in a mapping of their names.
 
         Raises:
@@ -68,7 +67,7 @@ class Arguments(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather(cls, given: Any) -> Any:
+    def _gather(cls, given: object) -> object:
         """Put limits that are named as arguments into ``limits``."""
         names = {field.name for field in fields(Limits)}
         if not isinstance(given, dict) or not names & given.keys():

@@ -96,7 +96,7 @@ class Kept:
         busy: whether a piece is being computed.
     """
 
-    state: Any = None
+    state: object = None
     used: float = 0.0
     busy: bool = False
 

@@ -347,13 +347,13 @@ def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> Head
     return head_of(path, read_json(path), pooling).name
 
 
-def is_of_transformers(module: Any) -> bool:
+def is_of_transformers(module: object) -> bool:
     """``module`` is a model of transformers, if that was imported at all."""
     library = sys.modules.get("transformers")
     return library is not None and isinstance(module, library.PreTrainedModel)
 
 
-def is_language_model(module: Any) -> bool:
+def is_language_model(module: object) -> bool:
     """``module`` is a causal language model of transformers."""
     return is_of_transformers(module) and isinstance(
         module, sys.modules["transformers"].GenerationMixin

@@ -122,7 +122,7 @@ def _multimodal(config: Mapping[str, Any], code: bool) -> set[str]:
     return {n for auto in (WITH_TOWER, MULTIMODAL) for n in classes(config["model_type"], auto)}
 
 
-def _in_folder(config: Mapping[str, Any], auto: str) -> str | None:
+def _in_folder(config: Mapping[str, object], auto: str) -> str | None:
     """Return the class in the folder that a configuration gives for one of transformers' own."""
     names = config.get("auto_map")
     found = names.get(auto) if isinstance(names, dict) else None

@@ -50,17 +50,17 @@ def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
     return made
 
 
-def is_linear(layer: Any) -> bool:
+def is_linear(layer: object) -> bool:
     """Return whether a layer of a cache keeps recurrent states or inputs of a convolution."""
     return hasattr(layer, "update_recurrent_state")
 
 
-def _is_attention(layer: Any) -> bool:
+def _is_attention(layer: object) -> bool:
     """Return whether a layer of a cache keeps keys and values; a dummy does not."""
     return hasattr(layer, "get_mask_sizes") and hasattr(layer, "lazy_initialization")
 
 
-def windows(config: Any) -> dict[int, int | None]:
+def windows(config: object) -> dict[int, int | None]:
     """Return the rows that each layer of attention keeps; None: all rows.
 
     Raises:
@@ -168,16 +168,16 @@ def _tell(layer: Any, state_cache: StateCache, index: int) -> None:
     def name(state_idx: int) -> str:
         return f"{index}_{state_idx}" if layer.number_of_states > 1 else f"{index}"
 
-    def update_conv_state(conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+    def update_conv_state(conv_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
         state_cache.begin_convolution(name(state_idx))
         return conv_states
 
     def update_recurrent_state(
-        recurrent_states: Tensor | None, state_idx: int = 0, **kwargs: Any
+        recurrent_states: Tensor | None, state_idx: int = 0, **kwargs: object
     ) -> Tensor | None:
         state_cache.end_attention(name(state_idx))
         return recurrent_states
 
-    replaced: tuple[Callable[..., Any], ...] = (update_conv_state, update_recurrent_state)
+    replaced: tuple[Callable[..., object], ...] = (update_conv_state, update_recurrent_state)
     for function in replaced:
         setattr(layer, function.__name__, function)

@@ -27,12 +27,12 @@ from linexport.system.versions import TRANSFORMERS
 
 
 def _usual(
-    input_ids: Any,
-    attention_mask: Any,
-    position_ids: Any,
-    cache: Any,
-    inputs_embeds: Any,
-    use_cache: Any,
+    input_ids: object,
+    attention_mask: object,
+    position_ids: object,
+    cache: object,
+    inputs_embeds: object,
+    use_cache: object,
 ) -> None:
     """Have the parameters that causal models have, in their order."""
 
@@ -144,7 +144,7 @@ class OriginalCausalModel(ConvertibleModule, CausalModel):
             raise UnsupportedModelError("its library has no cache for it to go on from")
         return {"cache": DynamicCache(config=self.model.config)}
 
-    def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
+    def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, object]) -> Tensor:
         """Outputs, with the library's own cache kept in ``state``: for timing, none is padding."""
         with patches.original(patches.modeling_files(self.model)):
             output = self.run(input_ids=input_ids, use_cache=True, **state)

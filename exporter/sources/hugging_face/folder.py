@@ -111,7 +111,7 @@ def _code(folder: Path, config: dict[str, Any]) -> UnsupportedModelError:
     )
 
 
-def _is_native(folder: Path, config: dict[str, Any]) -> bool:
+def _is_native(folder: Path, config: dict[str, object]) -> bool:
     """Return whether transformers is installed and has the class of a configuration."""
     try:
         check_version()

@@ -281,7 +281,7 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(folder, task, float(alpha), None if own else rank, stable)
 
 
-def _unknown(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _unknown(config: dict[str, object]) -> Iterator[tuple[str, object]]:
     """Yield settings of which it is not known that the sum above has them."""
     if config.get("peft_type") != "LORA":
         yield "peft_type", config.get("peft_type")

@@ -173,7 +173,7 @@ def _stacked(weights: Mapping[str, Tensor], experts: int) -> dict[str, Tensor]:
 
 def _built(
     folder: Path, weights: Mapping[str, Tensor], model: Any, text: Any
-) -> tuple[Any, Projection]:
+) -> tuple[object, Projection]:
     """Return a causal model of one layer of attention, with the head's weights, and what is before.
 
     Raises:

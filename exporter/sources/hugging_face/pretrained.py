@@ -25,7 +25,11 @@ from linexport.sources.sizes import float32_bytes
 
 
 def build_causal(
-    folder: Path, config: dict[str, Any], files: Sequence[Path], auto: str, trust_remote_code: bool
+    folder: Path,
+    config: dict[str, object],
+    files: Sequence[Path],
+    auto: str,
+    trust_remote_code: bool,
 ) -> Any:
     """Build a causal model, with attention whose steps can be traced one by one.
 
@@ -71,7 +75,7 @@ def _pretrained(
     name: str,
     attention: str,
     trust_remote_code: bool,
-) -> Any:
+) -> object:
     check_version()
     import torch
     import transformers
@@ -139,7 +143,7 @@ def _pretrained(
     return model.eval()
 
 
-def _place_of(value: Any, config: dict[str, Any]) -> str | None:
+def _place_of(value: object, config: dict[str, object]) -> str | None:
     """Return where a configuration has a value: "rope_parameters.rope_type"."""
     for name, found in config.items():
         if isinstance(value, str) and found == value:
@@ -149,7 +153,7 @@ def _place_of(value: Any, config: dict[str, Any]) -> str | None:
     return None
 
 
-def _class(folder: Path, name: Any) -> Any:
+def _class(folder: Path, name: object) -> object:
     """A class of transformers that loads models: nothing else that has a name there."""
     import transformers
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.sources.files import refuse
 
@@ -63,7 +63,7 @@ def limit_size(folder: Path, files: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def check_layers(path: Path, config: dict[str, Any]) -> None:
+def check_layers(path: Path, config: dict[str, object]) -> None:
     """Refuse a number of layers for which the library would make lists without end.
 
     Raises:

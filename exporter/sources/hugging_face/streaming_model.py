@@ -263,7 +263,7 @@ class WholeSequence(nn.Module):
 
 
 def decode_module(
-    model: Any, head: Head = CAUSAL, vision: VisionTower | None = None, hidden: bool = False
+    model: object, head: Head = CAUSAL, vision: VisionTower | None = None, hidden: bool = False
 ) -> DecodeModule:
     """Build the module to trace for a model, with examples in the middle of two sequences.
 

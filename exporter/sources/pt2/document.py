@@ -120,7 +120,7 @@ def parse(cls: type, data: bytes, what: str) -> Any:
         raise UnsupportedModelError(f"its {what} is damaged ({first_line(error)})") from error
 
 
-def check_strings(root: Any) -> None:
+def check_strings(root: object) -> None:
     """Apply VALUES and KEYS to every string under a schema object.
 
     Raises:
@@ -136,7 +136,7 @@ def check_strings(root: Any) -> None:
 
 
 def _strings(
-    value: Any, place: tuple[str, str]
+    value: object, place: tuple[str, str]
 ) -> Iterator[tuple[StringCheck | None, tuple[str, str], str]]:
     if isinstance(value, str):
         yield VALUES.get(place), place, value

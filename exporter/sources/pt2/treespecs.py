@@ -54,7 +54,7 @@ def _check(node: dict[str, Any]) -> None:
         _check(child)
 
 
-def _keys(keys: Any, count: int) -> None:
+def _keys(keys: object, count: int) -> None:
     if not isinstance(keys, list) or len(keys) != count:
         raise ValueError
     for key in keys:

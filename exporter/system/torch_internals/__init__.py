@@ -40,7 +40,7 @@ class Internal:
     def find(self) -> Any:
         """Return what has this name; None where this torch has not."""
         try:
-            found: Any = importlib.import_module(self.module)
+            found: object = importlib.import_module(self.module)
         except ImportError:
             found = None
         for part in self.name.split("."):
@@ -60,7 +60,7 @@ class Internal:
             raise self.gone(self.name)
         return found
 
-    def of(self, holder: Any, name: str) -> Any:
+    def of(self, holder: object, name: str) -> Any:
         """Return an attribute of an object that is one of these.
 
         Raises:
@@ -77,7 +77,7 @@ class Internal:
             f"There is no {self.module}.{name}, by which linexport {self.purpose}. {TORCH.advice()}"
         )
 
-    def holder(self) -> tuple[Any, str] | None:
+    def holder(self) -> tuple[object, str] | None:
         """Return what has it as an attribute, and the name there; None where nothing has."""
         if self.find() is None:
             return None

@@ -137,8 +137,8 @@ def translations_read_once() -> Iterator[None]:
         yield
 
 
-def _once(original: Callable[..., Any]) -> staticmethod[[int], Any]:
-    def from_torchlib(opset_version: int) -> Any:
+def _once(original: Callable[..., Any]) -> staticmethod[[int], object]:
+    def from_torchlib(opset_version: int) -> object:
         # torchvision's operators are in the table only once it has been imported.
         key = opset_version, "torchvision" in sys.modules
         if key not in _tables:
@@ -153,7 +153,7 @@ def _once(original: Callable[..., Any]) -> staticmethod[[int], Any]:
     return staticmethod(from_torchlib)
 
 
-def decompositions(opset: int, translated: Collection[Any]) -> Any:
+def decompositions(opset: int, translated: Collection[object]) -> Any:
     """Return the decompositions of what ``torch.onnx`` does not translate.
 
     Args:
@@ -176,18 +176,18 @@ def work_left_out() -> Iterator[None]:
         yield
 
 
-def _of_devices(keys: list[Any]) -> list[Any]:
+def _of_devices(keys: list[Any]) -> list[object]:
     """Return the dispatch keys of ``DEVICES`` alone."""
     return [key for key in keys if key.name.removeprefix("Autograd") in DEVICES]
 
 
-def _promoted(original: Callable[..., Any]) -> Callable[[Any, Node], Any]:
+def _promoted(original: Callable[..., object]) -> Callable[[object, Node], object]:
     """Return ``run_node`` that adds the casts of a node, and takes its value from the program."""
     type_promotion = importlib.import_module(PROMOTION.module)
     if not all(part.find() for part in PROMOTING):
         return original
 
-    def run_node(interpreter: Any, node: Node) -> Any:
+    def run_node(interpreter: Any, node: Node) -> object:
         if node.op != "call_function" or "val" not in node.meta:
             return original(interpreter, node)
         with interpreter._set_current_node(node):

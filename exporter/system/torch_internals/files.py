@@ -25,7 +25,7 @@ ARCHIVE = Internal(
 )
 
 
-def archive(opened: Any) -> Any:
+def archive(opened: object) -> Any:
     """Return torch's own reader of a zip archive.
 
     Raises:

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from traceback import FrameSummary, StackSummary
-from typing import Any
 from unittest import mock
 
 from torch.fx import Node
@@ -37,7 +36,7 @@ def kept(more: Chosen) -> Iterator[None]:
     owner, name = place
     original = getattr(owner, name)
 
-    def keep(tracer: Any, frames: StackSummary) -> StackSummary:
+    def keep(tracer: object, frames: StackSummary) -> StackSummary:
         found = original(tracer, frames)
         return StackSummary.from_list([*found, *more(list(frames), list(found))])
 

@@ -31,41 +31,43 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode  # no
 __all__ = ["OperatorMode", "Overload", "arguments", "has_kernel", "makes_values", "name_of"]
 
 
-def schema(operator: Any) -> Any:
+def schema(operator: object) -> Any:
     """Return the schema of an operator; None of another function."""
     return getattr(operator, "_schema", None)
 
 
-def name_of(operator: Any) -> str:
+def name_of(operator: object) -> str:
     """Return aten::mul of aten.mul.Tensor."""
     return str(schema(operator).name)
 
 
-def short_name(function: Any) -> str:
+def short_name(function: object) -> str:
     """Return mul of aten.mul.Tensor, and the name of another function."""
     return str(getattr(function, "_opname", getattr(function, "__name__", function)))
 
 
-def argument_names(operator: Any) -> list[str] | None:
+def argument_names(operator: object) -> list[str] | None:
     """Return the names of an operator's arguments, in order; None of another function."""
     found = schema(operator)
     return None if found is None else [a.name for a in found.arguments]
 
 
-def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(
+    operator: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
     """Return the arguments of a call by name, with the defaults of those left out."""
     declared = schema(operator).arguments
     given = {a.name: a.default_value for a in declared if a.has_default_value()}
     return {**given, **dict(zip((a.name for a in declared), args, strict=False)), **kwargs}
 
 
-def makes_values(operator: Any) -> bool:
+def makes_values(operator: object) -> bool:
     """Return whether an operator makes values; a view has those of another tensor."""
     aliases = [result.alias_info for result in schema(operator).returns]
     return all(alias is None or alias.is_write for alias in aliases)
 
 
-def has_kernel(operator: Any) -> bool:
+def has_kernel(operator: object) -> bool:
     """Return whether a function is an operator of the dispatcher.
 
     Raises:

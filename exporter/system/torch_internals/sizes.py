@@ -44,7 +44,7 @@ def expression(size: torch.SymInt) -> Any:
     return _node(size, "expr")
 
 
-def symbols(size: Any) -> set[Symbol]:
+def symbols(size: object) -> set[Symbol]:
     """Return the symbols in a size; none in a number."""
     if not isinstance(size, torch.SymInt) or is_constant(size):
         return set()
@@ -123,8 +123,8 @@ def comparing_by(known: Callable[[torch.SymInt, int], bool]) -> Iterator[None]:
     """
     saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
 
-    def comparing(name: str) -> Callable[[torch.SymInt, Any], Any]:
-        def compare(size: torch.SymInt, number: Any) -> Any:
+    def comparing(name: str) -> Callable[[torch.SymInt, object], object]:
+        def compare(size: torch.SymInt, number: object) -> Any:
             caller = getattr(inspect.currentframe(), "f_back", None)
             in_torch = caller is not None and caller.f_code.co_filename.startswith(TORCH)
             if not in_torch and type(number) is int and known(size, number):

@@ -152,7 +152,7 @@ def _settings(
     """Return the attributes of the node in the place of these: its steps, and theirs."""
     places = {name: i for i, name in enumerate([*inputs, *outputs])}
     words: list[object] = [len(inputs), len(outputs), len(nodes)]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for i, node in enumerate(nodes):
         words += [node.op_type, len(node.input)]
         words += [places[name] if name else -1 for name in node.input]

@@ -10,7 +10,6 @@ made of, are written to memory for all tokens, and decays by channel become one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
 from onnx import helper, inliner
@@ -72,7 +71,7 @@ def _fits(model: onnx.ModelProto, places: Places, readers: Mapping[str, Sequence
     return _are_maps(query, key, attributes(features)) and _is_attention(features, attention)
 
 
-def _are_maps(query: onnx.NodeProto, key: onnx.NodeProto, heads: Mapping[str, Any]) -> bool:
+def _are_maps(query: onnx.NodeProto, key: onnx.NodeProto, heads: Mapping[str, object]) -> bool:
     """Return whether they are the logarithms of one map's sides, for so many heads."""
     if not all(_is_op(node, feature_map.OP.name) for node in (query, key)):
         return False

@@ -124,7 +124,7 @@ def _time_all(
     options: Sequence[Candidate],
     runner: Runner,
     sizes: Mapping[str, int],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Median milliseconds of each candidate alone, interleaved."""
     feeds = _random_inputs(node, model, sizes)
     runs = []

@@ -38,7 +38,7 @@ Places = Mapping[str, DeviceArray]
 class _Call:
     """A call that was bound for good, with its memory by the names of inputs and outputs."""
 
-    binding: Any
+    binding: object
     options: Any
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
@@ -120,7 +120,7 @@ class OrtGraphs:
         return _Call(binding, _options(len(self._calls)), given, made)
 
 
-def _options(number: int) -> Any:
+def _options(number: int) -> object:
     """Return the options of runs of the graph with this number; -1: of no graph."""
     import onnxruntime
 
@@ -129,7 +129,7 @@ def _options(number: int) -> Any:
     return options
 
 
-def _key(inputs: Mapping[str, Any], following: Places) -> Any:
+def _key(inputs: Mapping[str, Any], following: Places) -> object:
     """Return what makes calls the same; None where it is not worth a graph."""
     host = {n: x for n, x in inputs.items() if not isinstance(x, DeviceArray)}
     if sum(x.nbytes for x in host.values()) > LARGEST:

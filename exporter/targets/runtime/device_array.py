@@ -117,7 +117,7 @@ class DeviceArray:
         return made
 
     @classmethod
-    def wrap(cls, device: StreamedMemory, values: Any) -> DeviceArray:
+    def wrap(cls, device: StreamedMemory, values: object) -> DeviceArray:
         """Return an array of another library, in its memory.
 
         Raises:
@@ -136,7 +136,7 @@ class DeviceArray:
         return cls(device, shape, dtype, values, int(found["data"][0]))
 
     @classmethod
-    def _by_dlpack(cls, device: StreamedMemory, values: Any) -> DeviceArray:
+    def _by_dlpack(cls, device: StreamedMemory, values: object) -> DeviceArray:
         found = dlpack.described(values)
         _check_contiguous(found.shape, found.strides, found.dtype)
         if found.index != device.index:
@@ -181,7 +181,7 @@ class DeviceArray:
         """Return the kind of device and its index."""
         return self.device.kind, self.device.index
 
-    def __dlpack__(self, **options: Any) -> object:
+    def __dlpack__(self, **options: object) -> object:
         """Return the memory as a DLPack capsule; there is nothing to wait for."""
         device = self.device
         return dlpack.capsule(self, self.address, self.shape, self.dtype, device.index, device.kind)
@@ -213,7 +213,7 @@ class DeviceArray:
             return self._rows(index)
         return np.asarray(self)[index]
 
-    def __setitem__(self, index: int | slice, values: Any) -> None:
+    def __setitem__(self, index: int | slice, values: object) -> None:
         """Copy an array of the host or of this device over a row, or a range of rows."""
         self[index]._put(values)
 
@@ -272,7 +272,7 @@ class DeviceArray:
                 self.device.clear(self.address, self.nbytes)
 
 
-def is_on_device(values: Any, kind: int) -> bool:
+def is_on_device(values: object, kind: int) -> bool:
     """Return whether an array is in the memory of a kind of device, by either interface."""
     return hasattr(values, INTERFACE) or dlpack.kind_of(values) == kind
 

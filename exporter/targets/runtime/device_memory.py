@@ -107,18 +107,18 @@ class OrtMemory:
         made = dict(zip(others, binding.get_outputs()[len(given) :], strict=True))
         return {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}
 
-    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
         """Return arrays on the device; those that are there stay as they are."""
         return {
             name: x if isinstance(x, DeviceArray) else DeviceArray.of(self, x)
             for name, x in arrays.items()
         }
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> DeviceArray:
         """Return an array on the device, of any values."""
         return DeviceArray(self, shape, dtype)
 
-    def _place(self, array: Any) -> tuple[str, int, Any, tuple[int, ...], int]:
+    def _place(self, array: Any) -> tuple[str, int, object, tuple[int, ...], int]:
         if isinstance(array, DeviceArray):
             return self.name, self.index, array.dtype, array.shape, array.address
         return "cpu", 0, array.dtype, array.shape, int(array.ctypes.data)

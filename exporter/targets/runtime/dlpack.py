@@ -128,7 +128,7 @@ class Described:
     index: int
 
 
-def kind_of(values: Any) -> int | None:
+def kind_of(values: object) -> int | None:
     """Return the kind of device that an array is on; None where it does not have DLPack."""
     found = getattr(values, "__dlpack_device__", None)
     return None if found is None else int(found()[0])

@@ -85,13 +85,13 @@ def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
         return None
 
 
-def _on_cpu(model: ModelSource, options: Any) -> Any:
+def _on_cpu(model: ModelSource, options: object) -> object:
     with opening(options):
         return onnxruntime.InferenceSession(given(model, options), options, [ORT_CPU])
 
 
 def _by_cpu_library(
-    model: ModelSource, options: Any, threads: int, logits: str | None
+    model: ModelSource, options: object, threads: int, logits: str | None
 ) -> Opened | None:
     if not cpu_library.register(options, threads):
         return None

@@ -47,7 +47,9 @@ class PackedSession:
         """See ``InferenceSession``."""
         return self._called(self._session.run, inputs)
 
-    def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def run_into(
+        self, inputs: Mapping[str, object], arrays: Mapping[str, object]
+    ) -> dict[str, object]:
         """See ``OutputWriter``; the outputs that have arrays are states."""
         return self._called(lambda given: self._session.run_into(given, arrays), inputs)
 
@@ -56,7 +58,7 @@ class PackedSession:
         name = next(name for name in inputs if name in self.axes)
         return int(inputs[name].shape[self.axes[name]])
 
-    def run_sequences(self, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def run_sequences(self, given: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
         """Return the outputs of sequences of any lengths, computed side by side in one call.
 
         Args:
@@ -75,7 +77,9 @@ class PackedSession:
         return [{n: part[row] for n, part in parts.items()} for row in range(len(given))]
 
     def _called(
-        self, call: Callable[[Mapping[str, Any]], dict[str, Any]], inputs: Mapping[str, Any]
+        self,
+        call: Callable[[Mapping[str, object]], dict[str, object]],
+        inputs: Mapping[str, object],
     ) -> dict[str, Any]:
         if ENDS in inputs:
             return call(inputs)

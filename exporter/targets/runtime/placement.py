@@ -74,7 +74,7 @@ def open_placed(
     execution: Execution,
     threads: int,
     settings: Mapping[str, str] | None = None,
-) -> tuple[Any, PlacementRecord]:
+) -> tuple[object, PlacementRecord]:
     """Open a model on another execution provider than the CPU's.
 
     Args:

@@ -104,5 +104,5 @@ class Graphs:
         finally:
             checked(cuda.cuGraphDestroy(graph))
 
-    def _destroy(self, graph: Any) -> None:
+    def _destroy(self, graph: object) -> None:
         checked(self._device.cuda.cuGraphExecDestroy(graph))

@@ -28,7 +28,7 @@ class Log:
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []
 
-    def sink(self, module: ModuleType) -> Any:
+    def sink(self, module: ModuleType) -> object:
         """A logger of TensorRT's that writes here."""
         messages = self.messages
 

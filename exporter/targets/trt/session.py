@@ -184,7 +184,7 @@ class EngineSession:
         return self.run_into(inputs, {}, in_place)
 
     def run_into(
-        self, inputs: Mapping[str, Any], arrays: Mapping[str, Any], in_place: bool = False
+        self, inputs: Mapping[str, object], arrays: Mapping[str, object], in_place: bool = False
     ) -> dict[str, Any]:
         """Run the engine with some outputs written to arrays on the GPU; return the others.
 
@@ -195,7 +195,7 @@ class EngineSession:
         with self.device.current():
             return _EngineCall(self, inputs, arrays, in_place).run()
 
-    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
         """Return arrays on the GPU; those that are there stay as they are."""
         with self.device.current():
             return {
@@ -203,7 +203,7 @@ class EngineSession:
                 for name, x in arrays.items()
             }
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> DeviceArray:
         """Return an array on the GPU whose values nobody has written."""
         with self.device.current():
             return DeviceArray(self.device, shape, dtype)
@@ -243,7 +243,7 @@ class EngineSession:
             "graph_problem": problem,
         }
 
-    def _timed(self, given: Mapping[str, Any], pasts: dict[str, Any]) -> float:
+    def _timed(self, given: Mapping[str, object], pasts: dict[str, object]) -> float:
         times = []
         for repeat in range(WARMUP + REPEATS):
             start = time.perf_counter()

@@ -250,6 +250,6 @@ class _Matcher:
         return None if constant is None else [int(n) for n in constant.ravel()]
 
 
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+def _attribute(node: onnx.NodeProto, name: str, default: object) -> Any:
     found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
     return found[0] if found else default

@@ -24,12 +24,12 @@ KINDS = ("float16", "float", "double", "int32", "int64")
 OPSET = 20
 
 
-def maximum(x: Any, dim: int) -> tuple[Any, Any]:
+def maximum(x: object, dim: int) -> tuple[Any, Any]:
     """Write ``aten.cummax`` as nodes of a graph."""
     return _cumulative(False, x, dim)
 
 
-def minimum(x: Any, dim: int) -> tuple[Any, Any]:
+def minimum(x: object, dim: int) -> tuple[Any, Any]:
     """Write ``aten.cummin`` as nodes of a graph."""
     return _cumulative(True, x, dim)
 
@@ -44,7 +44,7 @@ def _cumulative(smallest: bool, x: Any, dim: int) -> tuple[Any, Any]:
     return found, _running(here, axis, False)
 
 
-def _running(x: Any, axis: int, smallest: bool) -> Any:
+def _running(x: object, axis: int, smallest: bool) -> Any:
     return mark(NODE, KINDS, x, axis=axis, smallest=int(smallest))
 
 

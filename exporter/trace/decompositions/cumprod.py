@@ -20,7 +20,7 @@ DEEPEST = 12
 """Operators that are looked at one behind another."""
 
 
-def cumulative(x: Any, dim: int, dtype: int | None = None) -> Any:
+def cumulative(x: object, dim: int, dtype: int | None = None) -> object:
     """Write ``aten.cumprod`` as nodes of a graph."""
     op = values.Opset("", OPSET)
     x = x if dtype is None else op.Cast(x, to=int(dtype))

@@ -15,7 +15,7 @@ DOMAIN = "linexport.trace.written"
 """The domain of nodes that stand for others, until ``expand`` puts these there."""
 
 
-def mark(node: str, kinds: Sequence[str], x: Any, **attributes: int) -> Any:
+def mark(node: str, kinds: Sequence[str], x: object, **attributes: int) -> object:
     """Write a node that stands for others in a graph.
 
     Args:

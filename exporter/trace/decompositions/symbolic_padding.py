@@ -61,7 +61,7 @@ def _pad(graph: Graph, node: Node, paddings: list[Any]) -> None:
         node.meta["val"] = result.new_empty((*result.shape[:-1], given.shape[-1]))
 
 
-def _reads_no_end(node: Node, padding: Any) -> bool:
+def _reads_no_end(node: Node, padding: object) -> bool:
     """Return whether nothing reads an output that a zero behind the tokens is in."""
     source, weight = node.args[:2]
     assert isinstance(source, Node) and isinstance(weight, Node)
@@ -86,5 +86,5 @@ def _begins_at_first(node: Node) -> bool:
     return bool(axis in (-1, given.meta["val"].dim() - 1) and start in (None, 0) and step == 1)
 
 
-def _value(size: Any) -> Any:
+def _value(size: object) -> Any:
     return size.meta["val"] if isinstance(size, Node) else size

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +93,7 @@ class _Supports:
         self.stored = {name: values[at] for name, at in stored.items() if at in values}
         self._known: dict[Node, Support] = {}
 
-    def of(self, node: Any) -> Support:
+    def of(self, node: object) -> Support:
         """Return the parts of one matrix; of a number, as of a matrix full of it."""
         if not isinstance(node, Node):
             return _of_number(node)
@@ -117,13 +116,13 @@ class _Supports:
         return replace(found, empty=ALL) if integers else found
 
 
-def _is_square(x: Any) -> bool:
+def _is_square(x: object) -> bool:
     """Return whether a value is a matrix, or several, that is not stretched to become one."""
     sizes = [str(size) for size in getattr(x, "shape", ())[-2:]]
     return len(sizes) == 2 and sizes[0] == sizes[1] != "1"
 
 
-def _of_number(value: Any) -> Support:
+def _of_number(value: object) -> Support:
     if not isinstance(value, bool | int | float):
         return UNKNOWN
     return Support(ALL if value else frozenset(), frozenset() if value else ALL)
@@ -160,13 +159,13 @@ def _triu(s: _Supports, x: Node, diagonal: int = 0) -> Support:
     return _cut(s, x, diagonal, {0: UPPER, 1: frozenset({"above"})})
 
 
-def _eye(s: _Supports, rows: Any, columns: Any = None, *_: Any) -> Support:
+def _eye(s: _Supports, rows: object, columns: object = None, *_: object) -> Support:
     diagonal: Parts = frozenset({"diagonal"})
     square = columns is None or columns is rows or columns == rows
     return Support(diagonal, ALL - diagonal, True) if square else UNKNOWN
 
 
-def _same(s: _Supports, x: Node, *_: Any) -> Support:
+def _same(s: _Supports, x: Node, *_: object) -> Support:
     return s.of(x)
 
 
@@ -174,36 +173,36 @@ def _negative(s: _Supports, x: Node) -> Support:
     return replace(s.of(x), unit=False)
 
 
-def _opposite(s: _Supports, x: Node, *_: Any) -> Support:
+def _opposite(s: _Supports, x: Node, *_: object) -> Support:
     found = s.of(x)
     return Support(found.empty, found.filled)
 
 
-def _sum(s: _Supports, x: Node, y: Any) -> Support:
+def _sum(s: _Supports, x: Node, y: object) -> Support:
     a, b = s.of(x), s.of(y)
     unit = (a.unit and "diagonal" not in b.filled) or (b.unit and "diagonal" not in a.filled)
     return Support(a.filled | b.filled, unit=unit)
 
 
-def _difference(s: _Supports, x: Node, y: Any) -> Support:
+def _difference(s: _Supports, x: Node, y: object) -> Support:
     a, b = s.of(x), s.of(y)
     return Support(a.filled | b.filled, unit=a.unit and "diagonal" not in b.filled)
 
 
-def _product(s: _Supports, x: Node, y: Any) -> Support:
+def _product(s: _Supports, x: Node, y: object) -> Support:
     a, b = s.of(x), s.of(y)
     return Support(a.filled & b.filled, a.empty | b.empty)
 
 
-def _quotient(s: _Supports, x: Node, y: Any) -> Support:
+def _quotient(s: _Supports, x: Node, y: object) -> Support:
     return replace(s.of(x), unit=False)
 
 
-def _fill(s: _Supports, x: Node, mask: Node, value: Any) -> Support:
+def _fill(s: _Supports, x: Node, mask: Node, value: object) -> Support:
     return _choice(s, mask, value, x)
 
 
-def _choice(s: _Supports, mask: Node, x: Any, y: Any) -> Support:
+def _choice(s: _Supports, mask: Node, x: object, y: object) -> Support:
     chosen, a, b = s.of(mask), s.of(x), s.of(y)
     filled = (chosen.filled & a.filled) | (chosen.empty & b.filled)
     return Support(filled, (chosen.filled & a.empty) | (chosen.empty & b.empty))
@@ -213,7 +212,7 @@ def _filling(value: bool) -> Callable[..., Support]:
     return lambda *_: _of_number(value)
 
 
-def _full(s: _Supports, size: Any, value: Any, *_: Any) -> Support:
+def _full(s: _Supports, size: object, value: object, *_: object) -> Support:
     return _of_number(value)
 
 
@@ -222,7 +221,7 @@ def _unsqueezed(s: _Supports, x: Node, dim: int) -> Support:
     return s.of(x) if 0 <= dim <= rank - 2 or dim < -2 else UNKNOWN
 
 
-def _equal(s: _Supports, x: Node, value: Any) -> Support:
+def _equal(s: _Supports, x: Node, value: object) -> Support:
     return _opposite(s, x) if value == 0 and not isinstance(value, Node) else UNKNOWN
 
 

@@ -72,7 +72,7 @@ SOLVERS: dict[Any, Callable[..., Any]] = {
 """Functions that solve systems, and what stands in for each in a trace."""
 
 
-def symbol(matrix: Any, upper: bool, unit: bool) -> Any:
+def symbol(matrix: object, upper: bool, unit: bool) -> Any:
     """Write an inverse as a node of a graph."""
     return mark(NODE, ("float", "double"), matrix, upper=int(upper), unit=int(unit))
 

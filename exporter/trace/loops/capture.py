@@ -52,7 +52,7 @@ torch.library.register_fake("linexport_trace::steps", _fake_steps, lib=library)
 OPERATOR = torch.ops.linexport_trace.steps.default
 
 
-def symbol(steps: Sequence[Any], length: Any) -> Any:
+def symbol(steps: Sequence[object], length: object) -> Any:
     """Write marked steps as a node of a graph: the length, then the steps."""
     if not onnx.defs.has(MARK, 1, DOMAIN):
         onnx.defs.register_schema(_schema())
@@ -103,7 +103,7 @@ class _Iterated(TorchFunctionMode):
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         if function in (Tensor.__iter__, Tensor.unbind, torch.unbind):
             self._count(*args, **kwargs)
@@ -188,7 +188,7 @@ class Marks(TorchFunctionMode):
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         handler = HANDLERS.get(function)
         found = handler(self, *args, **kwargs) if handler else NotImplemented
@@ -261,7 +261,7 @@ class Marks(TorchFunctionMode):
             return NotImplemented
         return tuple(tensor.select(dim, t) for t in range(size))
 
-    def split(self, tensor: Tensor, size: Any, dim: int = 0) -> Any:
+    def split(self, tensor: Tensor, size: object, dim: int = 0) -> Any:
         """Return the chunks of a tensor along a symbolic dimension."""
         whole = tensor.shape[dim]
         if isinstance(whole, int) or size != self.chunk or (sizes.hint(whole) or 0) % size:
@@ -273,7 +273,7 @@ class Marks(TorchFunctionMode):
         found = self.unbind(tensor) if tensor.dim() else NotImplemented
         return found if found is NotImplemented else iter(found)
 
-    def write(self, tensor: Tensor, index: Any, value: Any) -> Any:
+    def write(self, tensor: Tensor, index: object, value: object) -> Any:
         """Collect ``y[:, t] = value``; after the last step, y is what was collected."""
         dim, step, width = step_of(index)
         length: Any = tensor.shape[dim] if dim < tensor.dim() else 0
@@ -297,7 +297,7 @@ class Marks(TorchFunctionMode):
             tensor.copy_(torch.cat(steps, dim) if whole is NotImplemented else whole)
         return None
 
-    def read(self, tensor: Tensor, index: Any) -> Any:
+    def read(self, tensor: Tensor, index: object) -> Any:
         """Return a step that was written in the loop before."""
         writes = self.written.get(id(tensor))
         dim, step, width = step_of(index)
@@ -305,7 +305,7 @@ class Marks(TorchFunctionMode):
             return NotImplemented
         return writes.steps.get(step, NotImplemented)
 
-    def _flush(self, values: list[Any]) -> None:
+    def _flush(self, values: list[object]) -> None:
         """Write what was collected, before something else reads it."""
         for value in values:
             writes = self.written.pop(id(value), None) if isinstance(value, Tensor) else None
@@ -329,7 +329,7 @@ class _Writes:
         return self.tensor.narrow(self.dim, step * self.width, self.width)
 
 
-def step_of(index: Any) -> tuple[int, int | None, int]:
+def step_of(index: object) -> tuple[int, int | None, int]:
     """Return the dimension and the number of an index such as ``[:, t]`` or ``[:, 8:16]``.
 
     The width of a slice is the third; its number is that among slices of its width.

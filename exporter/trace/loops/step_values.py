@@ -33,7 +33,7 @@ def values_of_steps(graph: Graph) -> set[Node]:
     return {n for n in unknown if n.op != "placeholder"}
 
 
-def _behind(nodes: Iterable[Any], marks: Collection[Node]) -> set[Node]:
+def _behind(nodes: Iterable[object], marks: Collection[Node]) -> set[Node]:
     """Return nodes and what they are computed of, up to what loops give."""
     found: set[Node] = set()
     waiting = [n for n in nodes if isinstance(n, Node)]
@@ -50,5 +50,5 @@ def _sizes(node: Node) -> set[Any]:
     return {s for size in getattr(node.meta.get("val"), "shape", ()) for s in _symbols(size)}
 
 
-def _symbols(size: Any) -> set[Any]:
+def _symbols(size: object) -> set[object]:
     return symbols(size.meta.get("val") if isinstance(size, Node) else size)

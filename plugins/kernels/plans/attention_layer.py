@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.expressions import Convolution, Expression, encoded, parts
@@ -127,7 +126,7 @@ class _LayerPlanner(Planner):
             return self.layer.types[GIVEN.index(name)]
         return super()._element(name)
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, object]:
         return {
             **super()._values(),
             "PROGRAM": self.program,

@@ -75,7 +75,7 @@ def _infer(node: Node) -> Sequence[PartialShape]:
     return [(batch, length, spec.output_heads * sizes.d_v), (*keys, sizes.d_v), keys]
 
 
-def eager(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> Any:
+def eager(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> object:
     """Return output, present_state and present_normalizer in differentiable PyTorch."""
     from linexport.plugins.ops.linear_attention import chunk_torch
 
@@ -83,7 +83,7 @@ def eager(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> Any:
     return chunk_torch.linear_attention(spec, *(*inputs, decay_scale))
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[object, ...]:
     return linear_attention(LinearAttentionSpec.from_attributes(dict(attributes)), **inputs)
 
 

@@ -156,7 +156,7 @@ def _is_hold(e: Evaluator, forms: list[Form]) -> bool:
     return len(tokens) < 2 and inside <= form.axes and not any(a.parameter for a in inside)
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
@@ -56,7 +55,7 @@ GIVEN = (
 
 
 def with_pairs(
-    program: ExportedProgram, opset: int, translated: Collection[Any]
+    program: ExportedProgram, opset: int, translated: Collection[object]
 ) -> ExportedProgram:
     """Return a program without complex numbers besides those that torch.onnx translates.
 
@@ -93,7 +92,7 @@ def _is_written(node: Node) -> bool:
 
 
 def _decomposed(
-    program: ExportedProgram, opset: int, translated: Collection[Any]
+    program: ExportedProgram, opset: int, translated: Collection[object]
 ) -> ExportedProgram:
     """Return a program in the operators that torch.onnx translates, as far as it has them."""
     with exporting(), translations_read_once(), work_left_out():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from torch.fx import Node
 
@@ -116,7 +115,7 @@ def log(w: PairWriter, x: ComplexPair) -> ComplexPair:
     return ComplexPair(w.apply(aten.log.default, absolute(w, x)), angle(w, x))
 
 
-def power(w: PairWriter, x: ComplexPair, exponent: Any) -> ComplexPair:
+def power(w: PairWriter, x: ComplexPair, exponent: object) -> ComplexPair:
     """Return x ** exponent, where that is a number, or a pair."""
     if isinstance(exponent, int | float) and abs(exponent) in range(1, MOST_FACTORS + 1):
         found = x

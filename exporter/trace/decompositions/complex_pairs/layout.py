@@ -91,7 +91,7 @@ def _part(
     return w(node.target, *replaced[:count], **kwargs)
 
 
-def _real(x: Any) -> Any:
+def _real(x: object) -> object:
     """Return the dtype of the parts of numbers of a complex dtype; other arguments as they are."""
     return x.to_real() if isinstance(x, torch.dtype) and x.is_complex else x
 
@@ -155,7 +155,7 @@ def _joined(w: PairWriter, node: Node) -> Node:
     return join(w, pair, shape)
 
 
-def join(w: PairWriter, x: ComplexPair, shape: Sequence[Any]) -> Node:
+def join(w: PairWriter, x: ComplexPair, shape: Sequence[object]) -> Node:
     """Return a tensor of pairs, with an axis of 2 at the end."""
     return w(aten.stack.default, [w.whole(part, shape) for part in x], len(shape))
 

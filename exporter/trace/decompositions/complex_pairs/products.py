@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch.fx import Node
 
@@ -24,7 +23,7 @@ from linexport.trace.decompositions.complex_pairs.writer import (
 )
 
 
-def product(w: PairWriter, factors: Sequence[Any], write: Callable[..., Node]) -> ComplexPair:
+def product(w: PairWriter, factors: Sequence[object], write: Callable[..., Node]) -> ComplexPair:
     """Return a product as the sum of those of all parts; parts that are zero are left out."""
     parts: list[Part] = [0.0, 0.0]
     pairs = [w.pair(x) for x in factors]
@@ -54,7 +53,7 @@ def _linear(w: PairWriter, node: Node) -> ComplexPair:
     return found if not bias or bias[0] is None else add(w, found, w.pair(bias[0]))
 
 
-def _added(target: Any) -> Rule:
+def _added(target: object) -> Rule:
     def rule(w: PairWriter, node: Node) -> ComplexPair:
         given = arguments(node)
         added, *factors = operands(node)[:3]

@@ -28,12 +28,12 @@ class ComplexPair(NamedTuple):
     im: Part
 
 
-def value_of(x: Any) -> Any:
+def value_of(x: object) -> Any:
     """Return what a node stands for while it is traced."""
     return x.meta.get("val") if isinstance(x, Node) else x
 
 
-def is_complex(x: Any) -> bool:
+def is_complex(x: object) -> bool:
     """Return whether a node is complex, or gives complex values; or a number is."""
     value = value_of(x)
     if isinstance(value, list | tuple):
@@ -132,11 +132,11 @@ class PairWriter:
             return x
         return self(aten._to_copy.default, x, dtype=self.dtype)
 
-    def fitted(self, pair: ComplexPair, shape: Sequence[Any]) -> ComplexPair:
+    def fitted(self, pair: ComplexPair, shape: Sequence[object]) -> ComplexPair:
         """Return a pair whose parts, besides zeros, have a shape."""
         return ComplexPair(*(p if p == 0.0 else self.whole(p, shape) for p in pair))
 
-    def whole(self, part: Part, shape: Sequence[Any]) -> Node:
+    def whole(self, part: Part, shape: Sequence[object]) -> Node:
         """Return a part as a node of a shape."""
         if isinstance(part, float):
             return self.full(shape, part)
@@ -145,7 +145,7 @@ class PairWriter:
             return part
         return self(aten.expand.default, part, self.sizes(shape))
 
-    def full(self, shape: Sequence[Any], number: float) -> Node:
+    def full(self, shape: Sequence[object], number: float) -> Node:
         """Return a tensor full of a number."""
         return self(aten.full.default, self.sizes(shape), number, dtype=self.dtype)
 
@@ -199,7 +199,7 @@ class PairWriter:
             return self.mul(self(aten.reciprocal.default, b), a)
         return self(aten.div.Tensor, a, b)
 
-    def apply(self, target: Any, a: Part) -> Node:
+    def apply(self, target: object, a: Part) -> Node:
         """Return a function of a part."""
         return self(target, self.full([], a) if isinstance(a, float) else a)
 
@@ -209,12 +209,12 @@ class PairWriter:
         return self(aten.where.self, condition, a, b)
 
 
-def _leaves(value: Any) -> list[torch.Tensor]:
+def _leaves(value: object) -> list[torch.Tensor]:
     values = value if isinstance(value, list | tuple) else [value]
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Return whether two sizes are the same, without asking torch, which would note a guard."""
     return str(a) == str(b)
 
