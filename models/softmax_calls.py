@@ -82,7 +82,11 @@ class Projecting(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").partition(".")[0] in PROJECTIONS:

@@ -18,7 +18,7 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -406,7 +406,7 @@ def _public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def _key(path: Path, kind: str, parse: Any) -> object:
+def _key(path: Path, kind: str, parse: Callable[..., object]) -> object:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -18,7 +18,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -102,7 +102,7 @@ def run(
 
 @contextmanager
 def _child(
-    config: dict[str, Any], temporary: Path
+    config: Mapping[str, object], temporary: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start the child and hand it its task; afterwards it and all it started are gone."""
     channel, theirs = os.pipe()

@@ -8,7 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def convert(
     output: str | Path | None = None,
     *,
     args: tuple[object, ...] | None = None,
-    kwargs: dict[str, object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
     target: TargetName = "ort",
     precision: Precision = "fp32",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +129,7 @@ def required_features(
             failed = m
 
 
-def _made(kind: str, width: int, options: dict[str, object], samples: HeadSamples) -> FeatureMap:
+def _made(kind: str, width: int, options: Mapping[str, object], samples: HeadSamples) -> FeatureMap:
     """The map, fitted where it can be; nothing is drawn where it cannot."""
     fitted = hasattr(feature_maps.find_map(kind), "fit")
     with warnings.catch_warnings(), torch.device("cpu" if fitted else "meta"):

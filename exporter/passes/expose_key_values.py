@@ -11,8 +11,7 @@ past_mask is 0 for rows of no token, as all are in a window before the first one
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -196,7 +195,9 @@ class _Writer:
         ends = [first, self._integers(END), self._integers(1)]
         return self._node("Slice", [padded, *ends], np.int64, [batch, self._total(kept)])
 
-    def _like(self, mask: ScoreMask, seen: gs.Variable, dtype: Any) -> gs.Variable:
+    def _like(
+        self, mask: ScoreMask, seen: gs.Variable, dtype: np.dtype[np.generic] | type[np.generic]
+    ) -> gs.Variable:
         """Return a mask in the form that a node takes it."""
         if mask.fill is not None:
             numbers = (gs.Constant(self._name(), np.asarray(n, dtype)) for n in (0.0, mask.fill))
@@ -222,7 +223,7 @@ class _Writer:
         inputs: Sequence[gs.Tensor],
         dtype: object,
         shape: Shape | None,
-        attrs: dict[str, Any] | None = None,
+        attrs: Mapping[str, object] | None = None,
     ) -> gs.Variable:
         result = gs.Variable(self._name(), dtype, shape)
         self.graph.nodes.append(gs.Node(op, result.name, attrs or {}, inputs, [result]))

@@ -88,7 +88,12 @@ def _rewrite(graph: gs.Graph, node: gs.Node, match: Match) -> None:
     found, between = match
     prefix = f"{node.outputs[0].name}/cycle"
 
-    def add(op: str, inputs: list[gs.Tensor], dtype: Any, **attributes: Any) -> gs.Variable:
+    def add(
+        op: str,
+        inputs: list[gs.Tensor],
+        dtype: np.dtype[np.generic] | type[np.generic],
+        **attributes: Any,
+    ) -> gs.Variable:
         made = gs.Variable(f"{prefix}/{op}", np.dtype(dtype))
         graph.nodes.append(gs.Node(op, made.name, attributes, inputs, [made]))
         return made

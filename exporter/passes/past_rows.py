@@ -11,7 +11,7 @@ before the first token are something else, past_inputs_begun says whether there 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,7 +284,7 @@ class PastRows:
         inputs: list[gs.Tensor],
         dtype: object,
         shape: Sequence[int | str] | None,
-        attrs: dict[str, Any] | None = None,
+        attrs: Mapping[str, object] | None = None,
     ) -> gs.Variable:
         result = gs.Variable(self._name(), dtype, shape)
         self.graph.nodes.append(gs.Node(op, result.name, attrs or {}, inputs, [result]))

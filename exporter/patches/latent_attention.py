@@ -60,7 +60,7 @@ def bailing_forward(
     return self.o_proj((output * gate.unsqueeze(-1)).flatten(2)), None
 
 
-def queries(self: Any, query: Tensor) -> tuple[Tensor, Tensor]:
+def queries(self: torch.nn.Module, query: Tensor) -> tuple[Tensor, Tensor]:
     """Return q' (B, H, T, d_k) and q'' (B, H, T, d_r)."""
     heads = query.unflatten(2, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
     own, turned = heads.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
@@ -74,7 +74,7 @@ def latents(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return self.kv_a_layernorm(latent).unsqueeze(1), shared.unsqueeze(1)
 
 
-def _kept(self: Any, keys: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
+def _kept(self: torch.nn.Module, keys: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
     """Return c and r with those of the tokens before."""
     if cache is None:
         return keys

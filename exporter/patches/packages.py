@@ -79,7 +79,7 @@ def replaced(functions: Mapping[Any, Callable[..., Any]], model: nn.Module) -> I
         yield
 
 
-def _defined(original: Any) -> list[tuple[Any, str]]:
+def _defined(original: Callable[..., object]) -> list[tuple[Any, str]]:
     """Return the module or class that a function is defined in, and its name there."""
     holder: object = sys.modules.get(original.__module__)
     *path, name = original.__qualname__.split(".")

@@ -33,7 +33,7 @@ def _positions(
     return (torch.sin(angle), torch.cos(angle)), self.decay
 
 
-def _torchscale(self: Any, qr: Tensor, kr: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _torchscale(self: torch.nn.Module, qr: Tensor, kr: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Stands in for ``MultiScaleRetention.parallel_forward``; ``mask`` are log decays."""
     value = v.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
     decay = mask[:, None].expand(qr.shape[:3])

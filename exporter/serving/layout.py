@@ -130,7 +130,7 @@ class Layout:
         return _joined(values, shape, axis)
 
 
-def _without(values: Any, axis: int, padding: int) -> Any:
+def _without(values: np.ndarray, axis: int, padding: int) -> Any:
     """Return a state without the padding it begins with: a view, on a device a copy there."""
     if isinstance(values, DeviceArray):
         return values.narrowed(axis, padding)

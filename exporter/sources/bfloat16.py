@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -69,7 +69,11 @@ class _Seen(OperatorMode):
     low = False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.low = self.low or any(
@@ -116,7 +120,7 @@ def _in_float32(module: torch.nn.Module) -> None:
     plain = type(module)
 
     @functools.wraps(plain.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _InFloat32(), _without_autocast():
             return plain.forward(self, *args, **kwargs)
 

@@ -149,7 +149,7 @@ def restart(module: nn.Module, buffers: Sequence[Buffer]) -> None:
     plain = type(module)
 
     @functools.wraps(plain.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if vars(self).get(HELD):  # the values are those of the caller
             return plain.forward(self, *args, **kwargs)
         start = _start(self, buffers, first_rows((args, kwargs)))
@@ -169,7 +169,7 @@ def stepping(module: nn.Module, buffers: Sequence[Buffer]) -> nn.Module:
     plain = type(module)
     pasts = [state.past for state in states_of(buffers)]
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         past = {name: kwargs.pop(name) for name in pasts}
         with holding(self, _values(self, buffers, past)) as held:
             outputs = plain.forward(self, *args, **kwargs)

@@ -11,6 +11,7 @@ Modules are copied first: conversion moves weights to float32, to the CPU and in
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 
 from linexport.errors import UsageError
@@ -74,7 +75,7 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
 def with_examples(
     source: object,
     args: tuple[object, ...] | None,
-    kwargs: dict[str, object] | None,
+    kwargs: Mapping[str, object] | None,
     dynamic_shapes: object,
 ) -> object:
     """Return a source with its examples, where they are given on their own.

@@ -10,7 +10,7 @@ Nothing of linexport but this file is imported before a test uses the fixture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ class ParityTest:
         model: torch.nn.Module,
         args: tuple[object, ...],
         *,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
         dynamic_shapes: object = None,
         lengths: Sequence[int] | None = None,
         batch: int | Sequence[int] | None = None,

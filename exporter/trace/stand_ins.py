@@ -9,7 +9,7 @@ In torch 2.13 the export of the last two fixes the sizes of their inputs to thos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,11 @@ class StandIns(TorchFunctionMode):
     """Context in which calls of such functions go to what stands in for them."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         return STAND_INS.get(function, function)(*args, **(kwargs or {}))
 

@@ -15,6 +15,7 @@ after the activation is in it where that is cheaper.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -82,7 +83,7 @@ class ChebyshevFeedForward(WideBuffers):
         self.register_buffer("degrees", table, persistent=False)
 
     @classmethod
-    def from_config(cls, config: dict[str, object]) -> ChebyshevFeedForward:
+    def from_config(cls, config: Mapping[str, object]) -> ChebyshevFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

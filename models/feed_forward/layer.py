@@ -10,7 +10,7 @@ p_i(x) = sum_k c_ik (v_i . x')^k the rows of Phi(W) are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class KernelFeedForward(WideBuffers):
         self.register_buffer("weight", torch.zeros(config.out_features, features))
 
     @classmethod
-    def from_config(cls, config: dict[str, object]) -> KernelFeedForward:
+    def from_config(cls, config: Mapping[str, object]) -> KernelFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

@@ -83,7 +83,7 @@ def _third(rest: Sequence[tuple[str, nn.Module | None]]) -> str | None:
     return None if len(rest) > 1 and rest[1][1] is not None else rest[0][0]
 
 
-def new_layer(config: dict[str, object]) -> NewLayer:
+def new_layer(config: Mapping[str, object]) -> NewLayer:
     """The layer of a ``config``, of any kind.
 
     Raises:

@@ -14,7 +14,7 @@ projections and (2 + out) (r + 1)(r + 2)/2 of the products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -82,7 +82,7 @@ class LowRankFeedForward(WideBuffers):
         self.register_buffer("products", torch.zeros(out, len(first)))
 
     @classmethod
-    def from_config(cls, config: dict[str, object]) -> LowRankFeedForward:
+    def from_config(cls, config: Mapping[str, object]) -> LowRankFeedForward:
         """The layer of a ``config``, to load a state_dict into.
 
         Raises:

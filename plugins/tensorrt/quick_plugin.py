@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import GenericAlias, ModuleType
 from typing import Any
@@ -136,7 +136,7 @@ def _sizes(description: Description, inputs: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _product(extent: Extent, known: dict[str, object], one: Any) -> Any:
+def _product(extent: Extent, known: Mapping[str, object], one: Any) -> Any:
     value = one * extent.factor
     for symbol in extent.symbols:
         value = value * known[symbol]

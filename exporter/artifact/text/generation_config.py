@@ -131,7 +131,9 @@ def generation_defaults(folder: Path, files: Files = MappingProxyType({})) -> Ge
     )
 
 
-def _value(path: Path, content: dict[str, object], name: str, kind: type, default: object) -> Any:
+def _value(
+    path: Path, content: Mapping[str, object], name: str, kind: type, default: object
+) -> Any:
     """Return a value of one type, or the default for null."""
     found = content.get(name)
     if found is None:
@@ -144,7 +146,7 @@ def _value(path: Path, content: dict[str, object], name: str, kind: type, defaul
     return found
 
 
-def _tokens(path: Path, content: dict[str, object], name: str) -> tuple[int, ...]:
+def _tokens(path: Path, content: Mapping[str, object], name: str) -> tuple[int, ...]:
     found = content.get(name) or []
     if not isinstance(found, list) or not all(type(token) is int for token in found):
         raise _wrong(path, f"{name} is {json.dumps(found)[:80]}; expected a list of token ids")

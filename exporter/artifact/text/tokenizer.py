@@ -152,7 +152,7 @@ def context(folder: Path, files: Files = MappingProxyType({})) -> int | None:
     return min((n for n in stated if isinstance(n, int) and n > 0), default=None)
 
 
-def _same_frequencies(config: dict[str, object]) -> Iterator[object]:
+def _same_frequencies(config: Mapping[str, object]) -> Iterator[object]:
     """Yield the tokens before the frequencies of rotary embeddings change, if they do."""
     for name in ("rope_parameters", "rope_scaling"):
         settings = config.get(name)

@@ -167,7 +167,7 @@ def _computed(e: Evaluator, node: gs.Node) -> ByDistance:
     return ByDistance(reach, lambda d: np.asarray(function(*(p.at(d) for p in parts))))
 
 
-def _cast(inner: ByDistance, dtype: Any) -> ByDistance:
+def _cast(inner: ByDistance, dtype: np.dtype[np.generic] | type[np.generic]) -> ByDistance:
     if dtype is None:
         raise NotAttentionError("its mask is cast to a type that is not known")
     kind = np.dtype(dtype).kind

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     return WrittenTexts(f"Transformers.js {found['version']}", found["rows"])
 
 
-def _run(command: list[str], given: dict[str, object]) -> Any:
+def _run(command: list[str], given: Mapping[str, object]) -> Any:
     """Run a program that takes and gives JSON."""
     try:
         done = subprocess.run(

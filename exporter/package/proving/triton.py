@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -77,7 +77,7 @@ def _write(
     return text
 
 
-def _ask(limit: float, url: str, content: dict[str, object] | None = None) -> Any:
+def _ask(limit: float, url: str, content: Mapping[str, object] | None = None) -> Any:
     """Return the answer to a request, which has to come before a point in time."""
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})

@@ -11,7 +11,7 @@ which a cosine sees the rounding: in every ONNX file of the model, whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -63,7 +63,11 @@ class _Coarse(OperatorMode):
     """Rounds what sigmoids give to multiples of ``STEP``, and cumulative sums at every step."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         """``func``, coarse where it is one of ``COARSE``."""
         return COARSE.get(func, func)(*args, **(kwargs or {}))

@@ -84,7 +84,11 @@ class RandomRounding(OperatorMode):
         self._width = 1.0 if dtype == torch.float32 else HALF_WIDTH
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """``func``, rounded where it makes values; a view has those of another tensor."""
         kwargs = kwargs or {}

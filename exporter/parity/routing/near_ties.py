@@ -223,7 +223,11 @@ class ForcedChoices(OperatorMode):
         self._together.__exit__(None, None, None)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """``func``, or the places that are given and their values."""
         found = func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 Count = Callable[[str, int], None]
 
 
-def write_line(content: dict[str, Any]) -> None:
+def write_line(content: Mapping[str, object]) -> None:
     """Write a line."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, **content})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -168,5 +168,5 @@ class TextStream(StreamingResponse):
             self._texts.close()
 
 
-def _sse(content: dict[str, object]) -> bytes:
+def _sse(content: Mapping[str, object]) -> bytes:
     return b"data: " + json.dumps(content).encode() + b"\n\n"

@@ -90,7 +90,7 @@ def _of_all_passes(config: Any) -> list[Any]:
     return list(layers)
 
 
-def _unknown_kind(config: Any, index: int, layer: Any) -> UnsupportedModelError:
+def _unknown_kind(config: Any, index: int, layer: torch.nn.Module) -> UnsupportedModelError:
     types = config.get_text_config(decoder=True).layer_types
     kind = types[index % len(types)]
     return UnsupportedModelError(

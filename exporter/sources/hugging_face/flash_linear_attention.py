@@ -5,6 +5,7 @@ The library itself is not needed. States are those of the linexport ops the mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,9 @@ EMBEDDINGS, LOGITS = "embeddings.weight", "lm_head.weight"
 """One weight under two names, where they are tied; files may hold the first alone."""
 
 
-def load(folder: Path, config: dict[str, object], files: list[Path], location: str) -> LoadedModel:
+def load(
+    folder: Path, config: Mapping[str, object], files: list[Path], location: str
+) -> LoadedModel:
     """The language model of a folder whose model type is one of ``layouts()``.
 
     Raises:

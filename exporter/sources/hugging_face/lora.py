@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,7 +281,7 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(folder, task, float(alpha), None if own else rank, stable)
 
 
-def _unknown(config: dict[str, object]) -> Iterator[tuple[str, object]]:
+def _unknown(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield settings of which it is not known that the sum above has them."""
     if config.get("peft_type") != "LORA":
         yield "peft_type", config.get("peft_type")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def _pretrained(
     return model.eval()
 
 
-def _place_of(value: object, config: dict[str, object]) -> str | None:
+def _place_of(value: object, config: Mapping[str, object]) -> str | None:
     """Return where a configuration has a value: "rope_parameters.rope_type"."""
     for name, found in config.items():
         if isinstance(value, str) and found == value:

@@ -10,7 +10,7 @@ layer, say. transformers builds a model without memory first, then computes its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def limit_size(folder: Path, files: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def check_layers(path: Path, config: dict[str, object]) -> None:
+def check_layers(path: Path, config: Mapping[str, object]) -> None:
     """Refuse a number of layers for which the library would make lists without end.
 
     Raises:

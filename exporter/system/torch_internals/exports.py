@@ -227,7 +227,9 @@ def _config() -> Any:
 def control_flow_as_it_is() -> Iterator[None]:
     """Run ``torch.cond``, ``while_loop`` and ``scan`` without compiling them."""
 
-    def call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    def call(
+        fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         return fn(*args, **(kwargs or {}))
 
     with _replaced(CONTROL_FLOW, lambda _: call):

@@ -243,7 +243,7 @@ class EngineSession:
             "graph_problem": problem,
         }
 
-    def _timed(self, given: Mapping[str, object], pasts: dict[str, object]) -> float:
+    def _timed(self, given: Mapping[str, object], pasts: Mapping[str, object]) -> float:
         times = []
         for repeat in range(WARMUP + REPEATS):
             start = time.perf_counter()
@@ -319,7 +319,7 @@ class _EngineCall:
         self.device.wait()
         return {n: x for n, x in self.outputs.items() if n not in self.arrays}
 
-    def _input(self, name: str, values: Any) -> int:
+    def _input(self, name: str, values: np.ndarray) -> int:
         """Return the address of an input, once its values are on their way there."""
         if name in self.engine.host:
             self.kept.append(np.ascontiguousarray(values))
@@ -362,7 +362,7 @@ class _EngineCall:
                 f"The engine does not run: {'; '.join(self.engine.log.errors()[-2:])}"
             )
 
-    def _typed(self, name: str, values: Any) -> Any:
+    def _typed(self, name: str, values: np.ndarray) -> Any:
         wanted = self.engine.dtypes[name]
         if values.dtype != wanted:
             raise UsageError(f"{name} has dtype {values.dtype}; the engine takes {wanted}.")

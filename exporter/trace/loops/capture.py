@@ -13,7 +13,7 @@ Everything else of the model is traced with that symbol.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -187,7 +187,11 @@ class Marks(TorchFunctionMode):
         self.written: dict[int, _Writes] = {}
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
         handler = HANDLERS.get(function)
