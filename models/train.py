@@ -25,6 +25,7 @@ from linexport.errors import LinexportError, UsageError
 from linexport.models import checkpoint, data, samples, scores, training
 from linexport.models.config import from_text
 from linexport.models.registry import ReferenceModel
+from linexport.system.json_object import JsonObject
 
 # Tensors are small: two threads save a third of the time on an idle machine, and on a busy one
 # wait for each other at every operation, ten times slower and more. One also repeats exactly.
@@ -126,7 +127,7 @@ def _train(out: Path, run: Callable[..., ReferenceModel], score: Callable[[Any],
 
 def _attention(
     map: str, features: int | None, given: list[str] | None, heads: int, attention: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the arguments of training that say what the attention layers are."""
     options = _options(features, given or [])
     return {"feature_map": map, "options": options, "heads": heads, "attention": attention}

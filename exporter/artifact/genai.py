@@ -24,7 +24,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -36,6 +35,7 @@ from linexport.artifact.text.language_interface import language_interface
 from linexport.artifact.text.tokenizer import context, end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.states import PADDING, State
+from linexport.system.json_object import JsonObject
 
 CONFIG = "genai_config.json"
 PAST, PRESENT = "past_key_values.{}.{}", "present.{}.{}"
@@ -168,7 +168,7 @@ def _names(number: int, part: str) -> tuple[str, str]:
     return PAST.format(number, part), PRESENT.format(number, part)
 
 
-def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path) -> dict[str, Any]:
+def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path) -> JsonObject:
     """genai_config.json."""
     language = language_interface(manifest)
     keys = {layer: s for s in states for kind, layer in [rows(s) or ("", 0)] if kind == "key"}

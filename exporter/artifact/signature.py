@@ -28,6 +28,7 @@ from linexport.artifact import opening
 from linexport.artifact.folder_files import FolderFiles
 from linexport.artifact.write import replace_text
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
+from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -117,7 +118,7 @@ class Signed(SignedMessage):
         version = f" {self.version}" if self.version else ""
         return f"{self.name}{version}, {self.moment:%Y-%m-%d %H:%M:%S} UTC"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """Return what is signed, and the key, as JSON."""
         files = {name: file.sha256 for name, file in self.files.items()}
         return {
@@ -223,7 +224,7 @@ def check(files: FolderFiles, trust: Trust) -> Signed:
     )
 
 
-def _shallow(message: SignedMessage) -> dict[str, Any]:
+def _shallow(message: SignedMessage) -> JsonObject:
     return {field.name: getattr(message, field.name) for field in fields(SignedMessage)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.help import add_command
 from linexport.cli.options import Json
 from linexport.errors import EnvironmentProblemError
+from linexport.system.json_object import JsonObject
 
 
 def doctor(json: Json = False) -> None:
@@ -26,7 +25,7 @@ def doctor(json: Json = False) -> None:
             raise typer.Exit(EnvironmentProblemError.exit_code)
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: JsonObject) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TextIO
+from typing import TextIO
 
 import typer
 
@@ -26,6 +26,7 @@ from linexport.errors import (
     TimeLimitError,
 )
 from linexport.system import signals
+from linexport.system.json_object import JsonObject
 from linexport.system.room import FULL, MAKE_ROOM
 from linexport.system.time_limit import limited
 
@@ -130,7 +131,7 @@ def print_error(message: str, code: int) -> None:
     print_json({"status": "error", "exit_code": code, "message": message})
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: JsonObject) -> None:
     """One object on standard output: standard JSON."""
     from linexport.manifest import dumps
 

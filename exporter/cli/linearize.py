@@ -24,6 +24,7 @@ from linexport.cli.output import echo
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
 from linexport.manifest.options import Panel
+from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
     from linexport.manifest.linearization_records import LinearizationReport
@@ -258,7 +259,7 @@ def _show(report: LinearizationReport, output: str | None, html: Path | None, js
 
 def _per_layer(given: list[str] | None, read: Any) -> Any:
     """One value for all, or values by pattern."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for one in given or ():
         pattern, equals, value = one.rpartition("=")
         found[pattern if equals else "*"] = read(value)

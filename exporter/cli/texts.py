@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.cli.options import DEFAULT_TOKENS
+from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ class _Text:
 
     prompt: str
     ids: list[int]
-    images: dict[str, Any] | None
+    images: JsonObject | None
     tokenizer: Tokenizer
     decode: Decoder
     stops: StopStrings
@@ -59,7 +60,7 @@ class _Text:
             return "length"
         return "context" if whole == how.context else "end"
 
-    def record(self, how: Generation) -> dict[str, Any]:
+    def record(self, how: Generation) -> JsonObject:
         """Return it as JSON."""
         return {
             "prompt": self.prompt,
@@ -156,7 +157,7 @@ class GeneratedTexts:
         for text in self._texts:
             show(text.end())
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """Return the texts as JSON: of one text its fields, of several a list."""
         records = [text.record(self._how) for text in self._texts]
         first, following = self._milliseconds()

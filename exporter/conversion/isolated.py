@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from linexport import errors
 from linexport import manifest as manifests
@@ -33,6 +32,7 @@ from linexport.manifest.records import IsolationRecord
 from linexport.system import sandbox
 from linexport.system.child_process import python_module
 from linexport.system.control_groups import control_groups
+from linexport.system.json_object import JsonObject
 from linexport.system.progress import Progress
 
 LONGEST = 2**20
@@ -175,7 +175,7 @@ def _messages(
                             return
 
 
-def _hear(heard: _Heard, message: dict[str, Any], progress: Progress) -> None:
+def _hear(heard: _Heard, message: JsonObject, progress: Progress) -> None:
     """Take one message; what is not as expected is left out."""
     begun = message.get("begin")
     if isinstance(begun, str) and re.fullmatch("[a-z-]{1,20}", begun):

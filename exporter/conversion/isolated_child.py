@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from linexport.system import memory, sandbox
+from linexport.system.json_object import JsonObject
 from linexport.system.progress import Silent
 
 _OUT_OF_MEMORY = re.compile("an(not|'t) allocate memory|bad_alloc|bad allocation")
@@ -74,7 +74,7 @@ def main() -> None:
         told.tell(done=True)
 
 
-def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> None:
+def _convert(source: str, given: JsonObject, folder: Path, told: _Told) -> None:
     # Imported here: namespaces want a process with one thread.
     from linexport.conversion.pipeline import job_of
     from linexport.conversion.publish import write_reports

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from linexport.system.json_object import JsonObject
 
 Verdict = Literal["own error", "inherited error", "differs before conversion"]
 
@@ -92,7 +94,7 @@ class Differences:
         """Return whether anything was found."""
         return self.value is not None or self.state is not None
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return everything as plain data."""
         return {"status": "parity_failed" if self.differs else "ok", **asdict(self)}
 

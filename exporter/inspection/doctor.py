@@ -17,6 +17,7 @@ from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
+from linexport.system.json_object import JsonObject
 from linexport.targets.runtime.providers import (
     CUDA,
     PROVIDERS,
@@ -63,7 +64,7 @@ NEEDED = "linexport does not run without it"
 
 def examine() -> dict[str, object]:
     """Versions, providers opened for real, TensorRT flavours, extras, and what is missing."""
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "environment": environment.describe(),
         "required": {name: environment.version(name) for name in REQUIRED},
         "providers": _providers(),
@@ -84,16 +85,16 @@ def examine() -> dict[str, object]:
     return report
 
 
-def parts(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def parts(report: JsonObject) -> dict[str, JsonObject]:
     """Return what may be missing, besides what linexport needs: libraries, TensorRT, extras."""
     return {**report["libraries"], **report["tensorrt"], **report["extras"]}
 
 
-def _working(report: dict[str, Any]) -> set[str]:
+def _working(report: JsonObject) -> set[str]:
     return {provider["name"] for provider in report["providers"] if provider["works"]}
 
 
-def _usable(report: dict[str, Any]) -> Iterator[str]:
+def _usable(report: JsonObject) -> Iterator[str]:
     """Yield what this machine can do, with the parts that work."""
     if report["ok"]:
         yield "convert models, and run artifacts on the CPU"
@@ -112,7 +113,7 @@ def _usable(report: dict[str, Any]) -> Iterator[str]:
             yield part["purpose"]
 
 
-def _missing(report: dict[str, Any]) -> Iterator[dict[str, str]]:
+def _missing(report: JsonObject) -> Iterator[dict[str, str]]:
     """Yield what is not installed: its name, what one would want it for, what installs it."""
     for name, version in report["required"].items():
         if version is None:
@@ -147,7 +148,7 @@ def _flavour(flavour: Flavour) -> dict[str, object]:
         return {"version": None, "error": str(error).partition(".")[0], **more}
 
 
-def _module(name: str) -> dict[str, Any]:
+def _module(name: str) -> JsonObject:
     """Version of an importable module; importing is the test, since wheels can lack libraries."""
     try:
         module = importlib.import_module(name)

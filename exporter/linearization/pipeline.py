@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,6 +38,7 @@ from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.metric import Evaluate, Metric, as_metric
 from linexport.sources.weights import parameter_summary
 from linexport.system import environment
+from linexport.system.json_object import JsonObject
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 MAP = "favor+"
@@ -270,7 +270,7 @@ def _judged_again(
     return without(original, linear, made.forms, owners)
 
 
-def _rules(value: object) -> dict[str, Any]:
+def _rules(value: object) -> JsonObject:
     if value is None:
         return {}
     return dict(value) if isinstance(value, Mapping) else {EVERY: value}

@@ -20,6 +20,7 @@ from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED
 from linexport.models.linear_attention_layer import LinearAttentionLayerConfig
 from linexport.system import environment
+from linexport.system.json_object import JsonObject
 from linexport.system.progress import Progress, Silent
 
 WIDTH, LENGTH, FEATURES = 64, 1024, (64, 128, 256)
@@ -33,7 +34,7 @@ class MapChoice:
     """One map with options."""
 
     kind: str
-    options: dict[str, Any]
+    options: JsonObject
 
     def draws(self, d: int, samples: HeadSamples, seed: int) -> list[FeatureMap]:
         """The map, with several seeds where it is random, fitted where it can be."""
@@ -103,7 +104,7 @@ def compare_maps(
     )
 
 
-def measured_on(against: accuracy.SoftmaxReference, threads: int, seed: int) -> dict[str, Any]:
+def measured_on(against: accuracy.SoftmaxReference, threads: int, seed: int) -> JsonObject:
     """Return the fields of a ``MapMeasurement`` but its kind."""
     samples = against.samples
     heads, tokens, width = samples.queries.shape

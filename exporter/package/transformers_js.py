@@ -13,8 +13,7 @@ Source: getCacheNames and addPastKeyValues of @huggingface/transformers 4.3.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -30,6 +29,7 @@ from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.lookups import expand_lookups
 from linexport.package.proving import transformers_js as proving
 from linexport.package.standalone import standalone
+from linexport.system.json_object import JsonObject
 
 LAYOUT = "qwen3_next"
 """Model type with these names of states there, for models of types that have others."""
@@ -141,7 +141,7 @@ def _name_batch(model: onnx.ModelProto) -> None:
 
 def _config(
     job: Packaging, language: LanguageInterface, layers: Sequence[str], dtype: str
-) -> Mapping[str, Any]:
+) -> JsonObject:
     found = model_config(job.source, job.manifest.files)
     ours = {
         "model_type": LAYOUT,

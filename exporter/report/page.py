@@ -22,6 +22,7 @@ from linexport.report.pareto_chart import pareto_chart
 from linexport.report.text import ABSENT, count, error, positive, target_name
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
 from linexport.system.escape import html
+from linexport.system.json_object import JsonObject
 
 NO_BENCH = f"not measured: {SKIPPED}"
 SHORT_NAME = 28
@@ -126,7 +127,7 @@ def _described(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _checked(manifest: Manifest) -> dict[str, Any]:
+def _checked(manifest: Manifest) -> JsonObject:
     parity, streaming = manifest.parity, manifest.streaming
     return {
         "parity": parity and _parity(manifest, parity),

@@ -8,7 +8,7 @@ that torch.save writes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.sources.archive import TorchArchive
@@ -16,6 +16,7 @@ from linexport.sources.files import FACTORY_ADVICE, first_line, refuse, sha256, 
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.pickles import UnsafePickleError, load_plain
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
+from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
     )
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> JsonObject:
     """Return the checked dict of the file."""
     from linexport.models.checkpoint import FORMAT
 
@@ -106,7 +107,7 @@ def _kind_of(loaded: object) -> str:
     return f"a training checkpoint (with {keys or 'nothing in it'}), not a linexport checkpoint"
 
 
-def _checked(path: Path, loaded: dict[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, loaded: JsonObject) -> JsonObject:
     import torch
 
     from linexport.models.checkpoint import VERSION
@@ -135,7 +136,7 @@ def _checked(path: Path, loaded: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _module(path: Path, content: dict[str, Any]) -> ReferenceModel:
+def _module(path: Path, content: JsonObject) -> ReferenceModel:
     """Return the model of the config with the weights of the file, in eval mode."""
     import torch
 
@@ -151,7 +152,7 @@ def _module(path: Path, content: dict[str, Any]) -> ReferenceModel:
     return module.eval()
 
 
-def _build(path: Path, content: dict[str, Any]) -> ReferenceModel:
+def _build(path: Path, content: JsonObject) -> ReferenceModel:
     from linexport.models.checkpoint import build
 
     try:

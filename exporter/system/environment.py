@@ -6,7 +6,8 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from linexport.system.json_object import JsonObject
 
 LIBRARIES = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy")
 
@@ -19,7 +20,7 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def describe() -> dict[str, Any]:
+def describe() -> JsonObject:
     """Return versions and machine as the manifest has them."""
     return {
         "python": platform.python_version(),

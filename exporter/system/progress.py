@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from linexport.system import memory
+from linexport.system.json_object import JsonObject
 
 Advance = Callable[[int, str], None]
 
@@ -50,7 +51,7 @@ class Stopwatch:
 
     def __init__(self, shown: Progress) -> None:
         self.shown = shown
-        self.stages: list[dict[str, Any]] = []
+        self.stages: list[JsonObject] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

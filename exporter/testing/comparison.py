@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.proof import CaseRecord
 from linexport.parity.cases import ChosenSizes
 from linexport.sources.objects import load_object
+from linexport.system.json_object import JsonObject
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class WantedParity:
     target: str = "ort"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WantedParity:
+    def of(cls, given: JsonObject) -> WantedParity:
         """Return keywords as they were written, checked.
 
         Raises:

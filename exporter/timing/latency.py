@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from linexport.manifest.measured import RUNNERS, LatencyRow, MeasurementRecord, Times
+from linexport.system.json_object import JsonObject
 
 Call = Callable[[], object]
 
@@ -141,7 +142,7 @@ def measure(
         except Exception as error:
             why[name] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     times = interleaved(able, settings)
-    row: dict[str, Any] = {}
+    row: JsonObject = {}
     for name in RUNNERS:
         record = times.get(name)
         row[f"{name}_ms"] = round(float(np.percentile(record, 50)), 4) if record else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport.system.child_process import python_module
+from linexport.system.json_object import JsonObject
 from linexport.targets.runtime.providers import CPU, Execution
 
 
@@ -60,7 +61,7 @@ def peak_megabytes(
     return float(json.loads(done.stdout.splitlines()[-1])["megabytes"]), None
 
 
-def _probe(request: dict[str, Any]) -> float:
+def _probe(request: JsonObject) -> float:
     import numpy as np
 
     def arrays(path: str) -> list[Any]:

@@ -7,15 +7,15 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from linexport.manifest.measured import RUNNERS, ThroughputRow
 from linexport.system import escape
+from linexport.system.json_object import JsonObject
 
 NAMES = {"artifact": "artifact", "plain_export": "plain export", "pytorch": "PyTorch"}
 
 
-def records(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
+def records(rows: Sequence[ThroughputRow]) -> list[JsonObject]:
     """Return the rows as plain data."""
     return [asdict(row) for row in rows]
 

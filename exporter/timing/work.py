@@ -16,10 +16,11 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
+
+from linexport.system.json_object import JsonObject
 
 START, NODE, CALL = 9.0, 1.0, 0.1
 """Microseconds of a run, of a node, and of each product of small matrices in a batch of them."""
@@ -101,7 +102,7 @@ def work_of(model: Path | bytes, fed: Mapping[str, np.ndarray]) -> Work:
     return counted(events)
 
 
-def counted(events: Iterable[Mapping[str, Any]]) -> Work:
+def counted(events: Iterable[JsonObject]) -> Work:
     """Add up the events of a profile."""
     nodes = calls = moved = products = 0
     functions = 0.0

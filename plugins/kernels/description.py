@@ -28,6 +28,7 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
+from linexport.system.json_object import JsonObject
 
 FORMAT = 2
 ALIGNMENT = 256
@@ -166,7 +167,7 @@ class Description:
         }
 
     @classmethod
-    def from_attributes(cls, attributes: Mapping[str, Any]) -> Description:
+    def from_attributes(cls, attributes: JsonObject) -> Description:
         """The inverse of ``attributes``.
 
         Raises:
@@ -233,11 +234,11 @@ def _bound(found: Mapping[str, int]) -> str:
     return f" with {known}" if known else ""
 
 
-def _tensor(value: Mapping[str, Any]) -> TensorDescription:
+def _tensor(value: JsonObject) -> TensorDescription:
     return TensorDescription(value["name"], value["type"], tuple(value["shape"]))
 
 
-def _plan_json(plan: LaunchPlan, sm: int) -> dict[str, Any]:
+def _plan_json(plan: LaunchPlan, sm: int) -> JsonObject:
     """The plan, with the name of each kernel."""
 
     def named(value: object) -> Any:
@@ -250,7 +251,7 @@ def _plan_json(plan: LaunchPlan, sm: int) -> dict[str, Any]:
     return {"multiprocessors": MULTIPROCESSORS[sm], **named(plan)}
 
 
-def _plan(value: Mapping[str, Any]) -> LaunchPlan:
+def _plan(value: JsonObject) -> LaunchPlan:
     single, segmented, decode = (value[name] and _route(value[name]) for name in ROUTES)
     assert single is not None
     return LaunchPlan(
@@ -265,7 +266,7 @@ def _plan(value: Mapping[str, Any]) -> LaunchPlan:
     )
 
 
-def _route(value: Mapping[str, Any]) -> Route:
+def _route(value: JsonObject) -> Route:
     launches = [
         Launch(Kernel.from_json(x["kernel"]), tuple(_extent(e) for e in x["grid"]))  # type: ignore[arg-type]
         for x in value["launches"]
@@ -274,5 +275,5 @@ def _route(value: Mapping[str, Any]) -> Route:
     return Route(tuple(launches), tuple(scratch))
 
 
-def _extent(value: Mapping[str, Any]) -> Extent:
+def _extent(value: JsonObject) -> Extent:
     return Extent(int(value["factor"]), tuple(value["symbols"]))

@@ -19,7 +19,8 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from linexport.system.json_object import JsonObject
 
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Element types by the name NumPy and ONNX give them."""
@@ -62,7 +63,7 @@ class Kernel:
     stages: int
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Kernel:
+    def from_json(cls, value: JsonObject) -> Kernel:
         """Return the kernel that ``dataclasses.asdict`` described, after JSON, which has lists."""
         constants = ((k, tuple(v) if isinstance(v, list) else v) for k, v in value["constants"])
         return cls(

@@ -7,12 +7,12 @@ grids and scratch are the same, so what holds here holds there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.sources import function, in_tuples, parameters
+from linexport.system.json_object import JsonObject
 
 ELEMENTS = {
     "fp32": torch.float32,
@@ -40,7 +40,7 @@ def run(
     values = plan.symbols(batch, length, multiprocessors)
     route = plan.route(batch, length, multiprocessors)
     device = next(iter(tensors.values())).device
-    pool: dict[str, Any] = {
+    pool: JsonObject = {
         name: x.view(torch.int8) if x.dtype == torch.bool else x for name, x in tensors.items()
     }
     for buffer in route.scratch:

@@ -8,7 +8,6 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -16,6 +15,7 @@ from triton.compiler import ASTSource
 
 from linexport.plugins.kernels.launch import Kernel
 from linexport.plugins.kernels.sources import function, in_tuples, parameters, places
+from linexport.system.json_object import JsonObject
 
 ALIGNMENT = [["tt.divisibility", 16]]
 """Alignment of pointers: without this promise no load is wider than one element."""
@@ -65,7 +65,7 @@ def assembled(log: str) -> dict[str, object]:
     }
 
 
-def main(request: dict[str, Any]) -> None:
+def main(request: JsonObject) -> None:
     """Compile every kernel of a request."""
     for described in request["kernels"]:
         kernel = Kernel.from_json(described)

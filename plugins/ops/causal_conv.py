@@ -9,8 +9,8 @@ before the first come from past_state, or are zero; present_state is the last k-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -130,7 +131,7 @@ def eager(
     return output, seen[:, :, input.shape[2] :].clone()
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return causal_conv(attributes.get("activation", ACTIVATIONS[0]), **inputs)
 
 

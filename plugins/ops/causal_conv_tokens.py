@@ -10,8 +10,8 @@ Targets put it in the place of a CausalConvWithState and the transposes around i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto
@@ -19,7 +19,7 @@ from onnx import TensorProto
 from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.causal_conv import ACTIVATIONS, Array, activation_of
-from linexport.plugins.ops.op import Attributes, Node, Op, StatePort
+from linexport.plugins.ops.op import Attributes, Inputs, Node, Op, StatePort
 from linexport.plugins.ops.shapes import PartialShape, rank
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def eager(
     return output.transpose(1, 2).contiguous(), present.float()
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return causal_conv_tokens(attributes.get("activation", ACTIVATIONS[0]), **inputs)
 
 

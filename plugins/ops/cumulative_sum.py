@@ -11,8 +11,8 @@ so are sums, whatever the activations are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -101,7 +102,7 @@ def axis_of(node: Node) -> int:
     return int(node.attributes.get("axis", AXIS))
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return cumulative_sum(**inputs, **attributes)
 
 

@@ -33,13 +33,16 @@ ACTIVATION = "activation"
 
 Attributes = Mapping[str, Any]
 
+Inputs = Mapping[str, Any]
+"""Arrays by the names of inputs, for an oracle; absent ones are missing."""
+
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""
 
 ShapeRule = Callable[["Node"], Sequence[PartialShape]]
 """Shapes of the outputs, in order; raises OpError where attributes or input shapes are wrong."""
 
-Oracle = Callable[[Attributes, Mapping[str, Any]], tuple[Any, ...]]
+Oracle = Callable[[Attributes, Inputs], tuple[Any, ...]]
 """``oracle(attributes, inputs)``: outputs in float64, in order, of NumPy arrays by formal name."""
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UsageError
+from linexport.system.json_object import JsonObject
 
 GROWTH = 1024
 """Characters that decoding may make of one; those of known models make one or two."""
@@ -39,7 +39,7 @@ def check_decoder(path: Path, content: bytes) -> None:
         )
 
 
-def _steps(decoder: object) -> list[dict[str, Any]]:
+def _steps(decoder: object) -> list[JsonObject]:
     if not isinstance(decoder, dict):
         return []
     if decoder.get("type") != "Sequence":
@@ -47,7 +47,7 @@ def _steps(decoder: object) -> list[dict[str, Any]]:
     return [step for inner in decoder["decoders"] for step in _steps(inner)]
 
 
-def _growth(path: Path, step: dict[str, Any]) -> float:
+def _growth(path: Path, step: JsonObject) -> float:
     if step.get("type") != "Replace":
         return 2  # at most a space before each character
     pattern = step["pattern"]

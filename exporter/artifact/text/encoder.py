@@ -16,9 +16,9 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UsageError
+from linexport.system.json_object import JsonObject
 
 PROCESS = str(Path(__file__).with_name("tokenizer_process.py"))
 
@@ -107,7 +107,7 @@ class Encoder:
                 f"{self._path} cannot be read: {answer['error']}. Convert the model again."
             )
 
-    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
+    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> JsonObject:
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from linexport.artifact.text import tokenizer
 from linexport.artifact.text.continuation import Generation
@@ -18,6 +17,7 @@ from linexport.artifact.text.generation_config import generation_defaults
 from linexport.artifact.text.stops import stop_rules
 from linexport.artifact.text.tokenizer import Files
 from linexport.errors import UsageError
+from linexport.system.json_object import JsonObject
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GenerationRequest:
                 where there is no tokenizer.
         """
         own = generation_defaults(folder, files)
-        given: dict[str, Any] = {
+        given: JsonObject = {
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,

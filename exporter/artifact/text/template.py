@@ -14,11 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from linexport.artifact.text.tokenizer import TOKENIZER_CONFIG, Files, read_file, read_json
 from linexport.errors import LinexportError, UsageError
 from linexport.system.child_process import python_module
+from linexport.system.json_object import JsonObject
 
 CHAT_TEMPLATE = "chat_template.jinja"
 SECONDS = 5.0
@@ -144,7 +144,7 @@ class ChatTemplate:
         async with self._turn:
             await self._end()
 
-    async def _ask(self, line: bytes) -> dict[str, Any]:
+    async def _ask(self, line: bytes) -> JsonObject:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 *python_module("linexport.artifact.text.template_process"),

@@ -20,6 +20,8 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from linexport.system.json_object import JsonObject
+
 MEMORY = 2**29
 """Bytes of data this process may hold."""
 
@@ -33,7 +35,7 @@ def main() -> None:
         print(json.dumps(answer(setup, json.loads(line))), flush=True)
 
 
-def answer(setup: dict[str, Any], messages: list[Any]) -> dict[str, str]:
+def answer(setup: JsonObject, messages: list[Any]) -> dict[str, str]:
     """Return the prompt of a conversation, or the error of its template."""
     try:
         template = environment().from_string(setup["template"])

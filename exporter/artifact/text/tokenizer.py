@@ -12,12 +12,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from linexport.artifact.text.decoder import check_decoder
 from linexport.artifact.text.encoder import Encoder, TooManyTokensError
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import FileRecord
+from linexport.system.json_object import JsonObject
 
 Files = Mapping[str, FileRecord]
 """Sizes and digests by name, as in ``Manifest.files``; empty to take files as they are."""
@@ -128,7 +129,7 @@ def end_tokens(folder: Path, files: Files = MappingProxyType({})) -> frozenset[i
     return frozenset(i for i in ids if isinstance(i, int))
 
 
-def model_config(folder: Path, files: Files = MappingProxyType({})) -> dict[str, Any]:
+def model_config(folder: Path, files: Files = MappingProxyType({})) -> JsonObject:
     """Return the configuration of the language model; empty where there is none.
 
     Raises:
@@ -189,7 +190,7 @@ def read_file(path: Path, files: Files = MappingProxyType({})) -> bytes:
     return content
 
 
-def read_json(path: Path, files: Files = MappingProxyType({})) -> dict[str, Any]:
+def read_json(path: Path, files: Files = MappingProxyType({})) -> JsonObject:
     """Return the JSON object of a file; empty where there is none.
 
     Raises:

@@ -20,6 +20,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from linexport.system.json_object import JsonObject
+
 CHARACTERS = 20_000
 """Characters of a prompt, or bytes of a file, that allow a second more of processor time."""
 
@@ -60,7 +62,7 @@ def limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def encoded(tokenizer: Any, request: dict[str, Any]) -> dict[str, object]:
+def encoded(tokenizer: Any, request: JsonObject) -> dict[str, object]:
     """Return the tokens of a prompt, or the error."""
     try:
         found = tokenizer.encode(request["text"], add_special_tokens=request["special"])

@@ -22,6 +22,7 @@ import numpy as np
 from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
+from linexport.system.json_object import JsonObject
 
 SERVER = "tritonserver"
 START_SECONDS, ANSWER_SECONDS = 180, 300
@@ -55,7 +56,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
 
 
 def _write(
-    infer: Callable[[dict[str, Any]], Any],
+    infer: Callable[[JsonObject], Any],
     job: Packaging,
     tokens: int,
     sequence: int,

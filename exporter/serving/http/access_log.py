@@ -14,9 +14,10 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from linexport.system.json_object import JsonObject
 
 Count = Callable[[str, int], None]
 
@@ -46,7 +47,7 @@ class AccessLog:
             return
         started, status, sent = time.perf_counter(), 0, 0
         scope.setdefault("state", {})
-        noted: dict[str, Any] = {}
+        noted: JsonObject = {}
         scope["log"] = noted
 
         async def watched(message: Message) -> None:

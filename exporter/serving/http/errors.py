@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,6 +20,7 @@ from linexport.serving.call_time import CallTimeError
 from linexport.serving.channel import SlowReaderError
 from linexport.serving.engine import QueueFullError, StoppedError
 from linexport.serving.service import ContextLengthError
+from linexport.system.json_object import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ProtocolError(Exception):
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         """Return it in OpenAI's form."""
         param = None if self.param is None else self.param[:LONGEST]
         found = {"message": self.text, "type": self.kind, "param": param, "code": self.code}

@@ -6,10 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from linexport.artifact.text.tokenizer import UNFINISHED, Tokenizer
 from linexport.serving.text import Delta, End, Scored, TextSettings, Usage
+from linexport.system.json_object import JsonObject
 
 HEAD, TOKEN, REPORTED = 2**11, 32, 160
 """Bytes of an answer: beside its texts, of a token's text, and of a token with its probability."""
@@ -38,11 +38,11 @@ class Answer:
         """Return the pieces that come before any text."""
         return []
 
-    def delta(self, delta: Delta) -> dict[str, Any]:
+    def delta(self, delta: Delta) -> JsonObject:
         """Return a piece of a stream."""
         return self._object(self.piece, [self._choice(delta.index, delta.text, delta.tokens, None)])
 
-    def end(self, end: End) -> dict[str, Any]:
+    def end(self, end: End) -> JsonObject:
         """Return the last piece of a text."""
         return self._object(self.piece, [self._choice(end.index, "", (), end.reason)])
 
@@ -142,7 +142,7 @@ class ChatAnswer(Answer):
         ]
         return {"content": content, "refusal": None}
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+    def _token(self, token: int, logprob: float) -> JsonObject:
         text = self.tokenizer.token_text(token)
         whole = UNFINISHED not in text
         return {

@@ -28,6 +28,7 @@ from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
 from linexport.serving.service import ContextLengthError, new_seed, too_long
+from linexport.system.json_object import JsonObject
 
 COMPLETION_TOKENS = 16
 """Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
@@ -95,7 +96,7 @@ class TextRequest(Record):
         Args:
             own: defaults of the model.
         """
-        given: dict[str, Any] = {
+        given: JsonObject = {
             "temperature": own.temperature or 1.0 if self.temperature is None else self.temperature,
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "top_p": self.top_p,
@@ -179,7 +180,7 @@ class Message(Record):
             )
         return self
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return it as templates take it."""
         content = self.content
         if isinstance(content, list):

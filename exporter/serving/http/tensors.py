@@ -20,6 +20,7 @@ from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import MOST_AXES, JsonReader, Numbers
 from linexport.serving.http.json_writer import encoded
 from linexport.serving.http.openai_requests import Items, Record, Steps, parse, read_object
+from linexport.system.json_object import JsonObject
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 NAMES = {
@@ -144,11 +145,11 @@ def is_binary(infer_request: InferRequest, one: Wanted) -> bool:
 
 def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
     """Return outputs as they were asked for."""
-    described: list[dict[str, Any]] = []
+    described: list[JsonObject] = []
     binary: list[bytes] = []
     for one in outputs_of(infer_request, [*outputs]):
         values = outputs[one.name]
-        tensor: dict[str, Any] = {
+        tensor: JsonObject = {
             "name": one.name,
             "datatype": DATATYPES[values.dtype.name],
             "shape": list(values.shape),

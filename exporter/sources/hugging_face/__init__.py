@@ -37,6 +37,7 @@ from linexport.sources.hugging_face.folder import (
 from linexport.sources.hugging_face.pretrained import build_causal, supported
 from linexport.sources.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
+from linexport.system.json_object import JsonObject
 from linexport.system.versions import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -360,7 +361,7 @@ def is_language_model(module: object) -> bool:
     )
 
 
-def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
+def _left_out(config: JsonObject, model: Any) -> tuple[str, ...]:
     """Warn of the parts of a model that are not converted: all but the language model."""
     whole, taken = config.get("architectures") or [], type(model).__name__
     if whole and taken not in whole:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.library import attribute
 from linexport.sources.files import refuse
+from linexport.system.json_object import JsonObject
 
 CAUSAL = "AutoModelForCausalLM"
 WITH_TOWER = "AutoModelForImageTextToText"
@@ -26,7 +26,7 @@ MULTIMODAL = "AutoModelForMultimodalLM"
 """Class of transformers that builds a language model with whatever goes with it."""
 
 
-def named_class(config: Mapping[str, Any]) -> str | None:
+def named_class(config: JsonObject) -> str | None:
     """Return the class that a configuration names; None where it names none."""
     named: list[str] = config.get("architectures") or []
     return named[0] if named else None
@@ -68,7 +68,7 @@ def builder(kind: str, auto: str) -> str:
     return auto if alone else MULTIMODAL
 
 
-def check_class(path: Path, config: Mapping[str, Any], auto: str, code: bool) -> None:
+def check_class(path: Path, config: JsonObject, auto: str, code: bool) -> None:
     """Check that a configuration names the class that is built from it.
 
     Args:
@@ -90,7 +90,7 @@ def check_class(path: Path, config: Mapping[str, Any], auto: str, code: bool) ->
     raise refuse_class(path, named, built[0])
 
 
-def is_native(config: Mapping[str, Any], auto: str) -> bool:
+def is_native(config: JsonObject, auto: str) -> bool:
     """Return whether transformers itself has the class of a configuration with code in its folder.
 
     Args:
@@ -115,7 +115,7 @@ def refuse_class(path: Path, named: str, built: str) -> UnsupportedModelError:
     )
 
 
-def _multimodal(config: Mapping[str, Any], code: bool) -> set[str]:
+def _multimodal(config: JsonObject, code: bool) -> set[str]:
     """Return the classes with towers that a configuration may name."""
     if code:
         return {own for auto in (WITH_TOWER, MULTIMODAL) if (own := _in_folder(config, auto))}

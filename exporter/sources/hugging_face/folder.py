@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.manifest import LANGUAGE_FILES
@@ -17,6 +16,7 @@ from linexport.manifest.file_names import PROCESSOR_FILES
 from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
 from linexport.sources.hugging_face.size_limits import check_layers
 from linexport.system.environment import version
+from linexport.system.json_object import JsonObject
 from linexport.system.versions import TRANSFORMERS, numbers
 
 CONFIG = "config.json"
@@ -50,7 +50,7 @@ def cached_folder(name: str) -> Path:
         ) from None
 
 
-def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
     """The folder's config.json.
 
     Raises:
@@ -95,7 +95,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     return config
 
 
-def _code(folder: Path, config: dict[str, Any]) -> UnsupportedModelError:
+def _code(folder: Path, config: JsonObject) -> UnsupportedModelError:
     """Return the refusal of a folder with code of its own, and what can be done without it."""
     named = (config.get("architectures") or ["no class"])[0]
     otherwise = (
@@ -338,7 +338,7 @@ def _check_header(path: Path) -> None:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Return the JSON object that a file holds.
 
     Raises:

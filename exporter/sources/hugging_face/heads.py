@@ -26,6 +26,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.manifest.records import HeadName
 from linexport.sources.files import refuse
+from linexport.system.json_object import JsonObject
 
 HIDDEN = "last_hidden_state"
 """Name of the output that a head for multi-token prediction reads."""
@@ -107,7 +108,7 @@ HEADS = {
 CONVERTED = "ForCausalLM, ForTokenClassification, ForSequenceClassification and base models"
 
 
-def head_of(path: Path, config: dict[str, Any], pooling: str | None) -> Head:
+def head_of(path: Path, config: JsonObject, pooling: str | None) -> Head:
     """Return the head of the model that a configuration names.
 
     Args:

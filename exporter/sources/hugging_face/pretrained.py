@@ -22,6 +22,7 @@ from linexport.sources.hugging_face.folder import (
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.memory_map import mapped_parameters
 from linexport.sources.sizes import float32_bytes
+from linexport.system.json_object import JsonObject
 
 
 def build_causal(
@@ -48,7 +49,7 @@ def build_causal(
     return _pretrained(folder, config, files, auto, "eager", trust_remote_code)
 
 
-def as_published(folder: Path, config: dict[str, Any], files: Sequence[Path]) -> Any:
+def as_published(folder: Path, config: JsonObject, files: Sequence[Path]) -> Any:
     """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:
@@ -70,7 +71,7 @@ def supported() -> list[str]:
 
 def _pretrained(
     folder: Path,
-    config: dict[str, Any],
+    config: JsonObject,
     files: Sequence[Path],
     name: str,
     attention: str,

@@ -8,10 +8,10 @@ with plain keys. Enum keys and defaultdicts, which import modules named by the f
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.sources.pt2.source_strings import label, shorten
+from linexport.system.json_object import JsonObject
 
 _SEQUENCES = {"builtins.tuple", "builtins.list"}
 _MAPPINGS = {"builtins.dict", "collections.OrderedDict"}
@@ -34,7 +34,7 @@ def treespec(text: str) -> None:
         ) from None
 
 
-def _check(node: dict[str, Any]) -> None:
+def _check(node: JsonObject) -> None:
     kind, context, children = node["type"], node["context"], node["children_spec"]
     if set(node) != {"type", "context", "children_spec"} or not isinstance(children, list):
         raise ValueError

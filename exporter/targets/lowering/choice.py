@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ from linexport.plugins.ops.registry import (
     known_types,
     linexport_nodes,
 )
+from linexport.system.json_object import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class Choice:
     op: str
     lowering: str
     reason: str
-    tuned: tuple[dict[str, Any], ...] | None = None
+    tuned: tuple[JsonObject, ...] | None = None
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return the record as written to the manifest."""
         return asdict(self)
 
@@ -92,7 +92,7 @@ def lower(
     lowered.CopyFrom(model)
     chosen: dict[str, Lowering] = {}
     choices: list[Choice] = []
-    measured: dict[str, list[dict[str, Any]]] = {}
+    measured: dict[str, list[JsonObject]] = {}
     for node, op, view in linexport_nodes(lowered):
         options = list(candidates(op, view))
         if portable and node.name in portable:

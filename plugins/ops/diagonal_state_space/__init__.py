@@ -17,8 +17,7 @@ them grows with every token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from onnx import defs
 
@@ -36,6 +35,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -47,7 +47,7 @@ from linexport.plugins.ops.shapes import PartialShape
 __all__ = ["INPUTS", "OP", "StateSpaceSizes", "check", "diagonal_state_space", "view"]
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return diagonal_state_space(**inputs)
 
 

@@ -21,8 +21,7 @@ chunks of tokens, and few tokens one by one; the CPU library takes tiles of toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from onnx import defs, helper
 
@@ -40,6 +39,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -53,7 +53,7 @@ from linexport.plugins.ops.shapes import (
 __all__ = ["INPUTS", "OP", "DeltaRuleSizes", "by_blocks", "check", "generalized_delta_rule", "view"]
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return generalized_delta_rule(attributes["num_heads"], attributes.get("scale", 1.0), **inputs)
 
 

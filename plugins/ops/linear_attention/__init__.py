@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from onnx import defs, helper
@@ -19,6 +19,7 @@ from linexport.plugins.ops.op import (
     FLOATING,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -83,7 +84,7 @@ def eager(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> object:
     return chunk_torch.linear_attention(spec, *(*inputs, decay_scale))
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[object, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[object, ...]:
     return linear_attention(LinearAttentionSpec.from_attributes(dict(attributes)), **inputs)
 
 

@@ -13,8 +13,7 @@ where gated; y (N, H_out). The router is not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from onnx import defs, helper
 
@@ -40,6 +39,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     activations,
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     return (mixture_of_experts(function_of(attributes), **inputs),)
 
 

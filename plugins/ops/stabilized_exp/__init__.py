@@ -21,8 +21,7 @@ Source: the running maximum of online softmax, Milakov and Gimelshein 2018, per 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from onnx import defs, helper
 
@@ -30,6 +29,7 @@ from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
     Attributes,
+    Inputs,
     Node,
     Op,
     StatePort,
@@ -54,7 +54,7 @@ from linexport.plugins.ops.stabilized_exp.portable import portable
 __all__ = ["INPUTS", "LOWEST", "OP", "check", "stabilized_exp", "width_of"]
 
 
-def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+def _oracle(attributes: Attributes, inputs: Inputs) -> tuple[Array, ...]:
     heads = (attributes["q_num_heads"], attributes["k_num_heads"])
     return stabilized_exp(*heads, reads_causal(attributes), **inputs)
 

@@ -9,11 +9,12 @@ position embeddings. All else is the library's own modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from linexport.sources.hugging_face.vision import lfm2_vl, qwen3_5
 from linexport.sources.loaded_model import VisionTower
+from linexport.system.json_object import JsonObject
 
 TOWERS: dict[str, Callable[[Any], VisionTower]] = {
     "lfm2_vl": lfm2_vl.tower,
@@ -23,7 +24,7 @@ TOWERS: dict[str, Callable[[Any], VisionTower]] = {
 """The tower of a model, by its model type."""
 
 
-def has_tower(config: Mapping[str, Any]) -> bool:
+def has_tower(config: JsonObject) -> bool:
     """Return whether a configuration is of a language model with a tower that is converted."""
     named = (config.get("architectures") or [""])[0]
     return config["model_type"] in TOWERS and named.endswith("ForConditionalGeneration")
