@@ -9,7 +9,6 @@ logits = W_c mean_t norm(h)                      (B, 10)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.export import Dim
 from linexport.models.feed_forward import feed_forward, substitute
 from linexport.models.registry import ReferenceModel
 from linexport.models.stack import StackConfig, attention_layer
+from linexport.system.untyped import DynamicShapes
 
 CLASSES = 10
 
@@ -80,6 +80,6 @@ class DigitClassifier(ReferenceModel):
         shape = (batch, self.config["tokens"], self.config["features"])
         return (torch.rand(shape, generator=generator),)
 
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """Only the batch: positions are learned one by one."""
         return ({0: Dim.DYNAMIC},)

@@ -9,7 +9,6 @@ Its keys and values never change: fewer can take their place (``linexport.models
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from linexport.models.classifier import CLASSES
 from linexport.models.config import bounded
 from linexport.models.registry import ReferenceModel
+from linexport.system.untyped import DynamicShapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,6 @@ class DigitMemory(ReferenceModel):
         generator = torch.Generator().manual_seed(seed)
         return (torch.rand(batch, length, self.config["features"], generator=generator),)
 
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """Batch and number of images."""
         return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)

@@ -6,7 +6,6 @@ The smallest model with a feed-forward layer worth replacing (``linexport.models
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.export import Dim
 
 from linexport.models.classifier import CLASSES
 from linexport.models.registry import ReferenceModel
+from linexport.system.untyped import DynamicShapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,6 @@ class DigitNetwork(ReferenceModel):
         generator = torch.Generator().manual_seed(seed)
         return (torch.rand(batch, self.config["features"], generator=generator),)
 
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """Only the batch."""
         return ({0: Dim.DYNAMIC},)

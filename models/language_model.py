@@ -11,7 +11,7 @@ With softmax attention the state grows by a row of keys and values a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from linexport.models.registry import ReferenceModel
 from linexport.models.short_conv import ShortConv
 from linexport.models.softmax_attention import KeysAndValues
 from linexport.models.stack import StackConfig, attention_layer
+from linexport.system.untyped import DynamicShapes
 
 VOCABULARY = 256
 
@@ -124,7 +125,7 @@ class LanguageModel(ReferenceModel):
         generator = torch.Generator().manual_seed(seed)
         return (torch.randint(VOCABULARY, (batch, length), generator=generator),)
 
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """Batch and length."""
         return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
 

@@ -8,7 +8,6 @@ What kernels and lowerings are measured with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from linexport.models import feature_maps
 from linexport.models.mapped_attention import check_map, mapped_attention
 from linexport.models.registry import ReferenceModel
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.system.untyped import DynamicShapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,6 @@ class LinearAttentionLayer(ReferenceModel):
         )
         return tuple(torch.randn(batch, length, width, generator=generator) for width in widths)
 
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """Batch and length of all three."""
         return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 3

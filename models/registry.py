@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UsageError
 from linexport.models.config import did_you_mean, parse
+from linexport.system.untyped import DynamicShapes
 
 _models: dict[str, type[ReferenceModel]] = {}
 
@@ -51,7 +52,7 @@ class ReferenceModel(nn.Module, ABC):
         """Arguments of ``forward``; ``length`` is left aside where it is fixed."""
 
     @abstractmethod
-    def dynamic_shapes(self) -> tuple[Any, ...]:
+    def dynamic_shapes(self) -> DynamicShapes:
         """One entry per argument of ``forward``, as ``torch.export`` takes them."""
 
     def integer_ranges(self) -> dict[int, tuple[int, int]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention
 ATTENTION = (F.scaled_dot_product_attention, _OPERATOR, _OPERATOR.default)
@@ -27,7 +28,7 @@ PROJECTIONS = ("linear", "addmm", "matmul", "mm")
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call, by the names of ``F.scaled_dot_product_attention``."""
+    """Positional of one call, by the names of ``F.scaled_dot_product_attention``."""
 
     query: Tensor
     key: Tensor
@@ -60,7 +61,11 @@ class Attending(TorchFunctionMode):
         self.answer, self.count = answer, 0
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         if not any(func is attention for attention in ATTENTION):
             return func(*args, **(kwargs or {}))
@@ -83,10 +88,10 @@ class Projecting(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
+        func: TorchCallable,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").partition(".")[0] in PROJECTIONS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from linexport.errors import NonFiniteError, UsageError
 from linexport.graph.states import State, rows_dim
 from linexport.manifest import Manifest
 from linexport.manifest.records import InputRecord
+from linexport.system.untyped import ArrayLike
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
@@ -33,7 +33,7 @@ class CallInputs:
         manifest: Manifest,
         states: Mapping[str, State],
         ranges: Mapping[str, Range],
-        array: Callable[[Any], np.ndarray] = np.asarray,
+        array: Callable[[ArrayLike], np.ndarray] = np.asarray,
     ) -> None:
         self._inputs = [i for i in manifest.inputs if i.name not in states]
         self._dims, self._ranges, self._array = manifest.dims, ranges, array

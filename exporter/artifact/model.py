@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ class Model:
         session = self._session
         return session.hold(state) if isinstance(session, DeviceSession) else dict(state)
 
-    def empty(self, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: str | np.dtype[np.generic]) -> np.ndarray:
         """Return an array for states where the model computes, of any values."""
         session = self._session
         if isinstance(session, DeviceSession):

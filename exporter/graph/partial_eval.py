@@ -206,6 +206,6 @@ def _settled(value: object) -> np.ndarray:
     return result.reshape(array.shape)
 
 
-def numpy_type(node: gs.Node) -> np.dtype[Any]:
+def numpy_type(node: gs.Node) -> np.dtype[np.generic]:
     """Return the dtype that a Cast node makes."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))

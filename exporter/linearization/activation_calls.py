@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from linexport.models.feed_forward import ACTIVATIONS, NewLayer
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 OTHERS = (
     *("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish"),
@@ -68,7 +69,7 @@ ComputeActivation = Callable[[int, Activated], Tensor]
 """Function in the place of an activation, by its number in the order of calls."""
 
 Use = dict[str, Any]
-"""Arguments of a linear layer that is given what came out of an activation, by name."""
+"""Positional of a linear layer that is given what came out of an activation, by name."""
 
 FollowActivation = Callable[[int, Activated, Use | None], Tensor | None]
 """Told every use of what came out of an activation; None for one that is not a linear layer.
@@ -91,7 +92,11 @@ class Activating(TorchFunctionMode):
         self.results: Any = WeakIdKeyDictionary()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         kwargs = kwargs or {}
         # Of an operator "gelu.default"; of what works in place "relu_".
@@ -106,9 +111,9 @@ class Activating(TorchFunctionMode):
             result = func(*args, **kwargs)
             self.products[result] = given
             return result
-        given = args[0] if args else kwargs.get("input")
+        entering = args[0] if args else kwargs.get("input")
         known = name in ACTIVATIONS or name in OTHERS
-        if not (known and isinstance(given, Tensor) and given in self.products):
+        if not (known and isinstance(entering, Tensor) and entering in self.products):
             result = func(*args, **kwargs)
             if used and isinstance(result, Tensor):
                 self._pass_on(name, used, result)
@@ -117,7 +122,7 @@ class Activating(TorchFunctionMode):
             name = "gelu-tanh"
         self.count += 1
         activated = Activated(
-            name, **{"bias": None, **self.products[given]}, plain=lambda: func(*args, **kwargs)
+            name, **{"bias": None, **self.products[entering]}, plain=lambda: func(*args, **kwargs)
         )
         result = self.answer(self.count - 1, activated)
         self.results[result] = (self.count - 1, activated)

@@ -32,6 +32,7 @@ from torch import nn
 from linexport.patches.parameters import bind, is_same, signature
 from linexport.patches.places import FunctionPlace, by_attributes, holders, named
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
+from linexport.system.untyped import LibraryObject, TorchCallable
 from linexport.system.versions import TRANSFORMERS, ReleaseWindow
 
 __all__ = [
@@ -72,7 +73,7 @@ class Swap:
     """
 
     name: str
-    replacement: Callable[..., Any]
+    replacement: TorchCallable
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def _renamed(
             yield FunctionPlace(module, name, function), free[0]
 
 
-def _plain(value: Any) -> Callable[..., object] | None:
+def _plain(value: LibraryObject) -> Callable[..., object] | None:
     """Return the function of PyTorch in the library's wrapper; None where it has none."""
     found = None
     while inspect.isfunction(value) and hasattr(value, "__wrapped__"):

@@ -9,18 +9,20 @@ window of the inputs of the first. The token before is a window, too.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linexport.patches import Patch, Swap
 from linexport.patches.state_cache import active
+from linexport.system.untyped import LibraryObject
 
 
 def forward(
-    self: Any, hidden_states: Tensor, cache: Any, conv_mask: Tensor | None = None
+    self: LibraryObject,
+    hidden_states: Tensor,
+    cache: LibraryObject,
+    conv_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stands in for ``ZayaCCAProjection.forward``: query, key and value (B, T, H, d)."""
     states, width, x = active(), self.head_dim, hidden_states

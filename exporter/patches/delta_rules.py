@@ -9,14 +9,13 @@ or ``GeneralizedDeltaRule``, RWKV-7's:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
 from linexport.models import functional
 from linexport.patches.packages import Function
+from linexport.system.untyped import LibraryObject
 
 
 def _gated_delta(
@@ -78,7 +77,7 @@ def _rwkv7(
 
 
 def _several_keys(
-    self: Any,
+    self: LibraryObject,
     x: Tensor,
     h_0: Tensor | None = None,
     delta_t: Tensor | None = None,

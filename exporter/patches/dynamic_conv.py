@@ -9,22 +9,22 @@ x (B, T, C) and u (B, T, D); W_j u_t is one number a head, w_j one a channel. Th
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
 from linexport.patches.state_cache import active
+from linexport.system.untyped import LibraryObject
 
 
 def forward(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     dynamic_input: Tensor,
-    cache: Any = None,
+    cache: LibraryObject = None,
     conv_mask: Tensor | None = None,
     cache_offset: int = 0,
-    **kwargs: Any,
+    **kwargs: LibraryObject,
 ) -> Tensor:
     """Stands in for ``Inkling2DynamicShortConvolution.forward``.
 

@@ -23,6 +23,7 @@ from linexport.models.functional import mixture_of_experts
 from linexport.patches import parameters
 from linexport.patches.library import find
 from linexport.plugins.ops.mixture_of_experts import ExpertFunction
+from linexport.system.untyped import LibraryObject
 
 NAME = "linexport"
 """Name of the implementation, while a model is traced."""
@@ -45,7 +46,7 @@ CAPPED = {
 
 
 @contextmanager
-def applied(model: Any) -> Iterator[None]:
+def applied(model: LibraryObject) -> Iterator[None]:
     """The experts of a model computed by the op; restored afterwards.
 
     Raises:
@@ -67,7 +68,9 @@ def applied(model: Any) -> Iterator[None]:
         del functions[NAME]
 
 
-def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def forward(
+    self: LibraryObject, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
     """Stands in for ``forward`` of a module of experts."""
     function = described(self)
     if function is None:
@@ -82,7 +85,7 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
     )
 
 
-def _every_expert(module: Any, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+def _every_expert(module: LibraryObject, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """Return y (N, H), all tokens through all experts; activations get rows, as in the library."""
 
     def product(x: Tensor, name: str) -> Tensor:
@@ -100,7 +103,7 @@ def _every_expert(module: Any, x: Tensor, index: Tensor, weight: Tensor) -> Tens
     return torch.einsum("ne,enh->nh", share.to(y.dtype), y).to(x.dtype)
 
 
-def described(module: Any) -> ExpertFunction | None:
+def described(module: LibraryObject) -> ExpertFunction | None:
     """Return what the op computes between the products of these experts; None if it cannot."""
     if module.has_bias or _has_norm(module) or module.is_transposed:
         return None

@@ -10,8 +10,6 @@ differences are left, with P_t = p_1 + ... + p_t:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,9 +17,12 @@ from torch.nn import functional as F
 from linexport.errors import UnsupportedModelError
 from linexport.patches.heads_first import linear_attention
 from linexport.patches.packages import Function
+from linexport.system.untyped import LibraryObject
 
 
-def _simple(self: Any, x: Tensor, cache: Any = None, return_cache: bool = False) -> Tensor:
+def _simple(
+    self: LibraryObject, x: Tensor, cache: LibraryObject = None, return_cache: bool = False
+) -> Tensor:
     """Stands in for ``SimpleGateLoopLayer.forward``, whose state is one number a channel."""
     if cache is not None or return_cache:
         raise UnsupportedModelError(
@@ -37,7 +38,10 @@ def _simple(self: Any, x: Tensor, cache: Any = None, return_cache: bool = False)
 
 
 def _attention(
-    self: Any, x: Tensor, ablate_complex: bool = False, ablate_state_transition: bool = False
+    self: LibraryObject,
+    x: Tensor,
+    ablate_complex: bool = False,
+    ablate_state_transition: bool = False,
 ) -> Tensor:
     """Stands in for ``GateLoopedAttention.forward``."""
     parts = self.to_qkv(x).chunk(3, -1)

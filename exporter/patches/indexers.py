@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from linexport.patches import Patch, Swap, choosing_together
 from linexport.patches.latent_attention import attended, latents, queries
 from linexport.patches.library import of_file
 from linexport.patches.softmax_attention import attend
+from linexport.system.untyped import LibraryObject, TorchCallable
 
 INCOMPLETE = -1.0
 """Score of blocks that are not complete; those of others are at least 0."""
@@ -38,12 +38,12 @@ CLOSE = 1e-4
 
 
 def qwen_attention(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
-    cache: Any = None,
-    **kwargs: Any,
+    cache: LibraryObject = None,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None]:
     """Stands in for ``Qwen4ExpTextAttention.forward``; angles are those of all tokens."""
     chosen = _chosen(self.indexer, hidden_states, position_embeddings, attention_mask, cache)
@@ -62,7 +62,7 @@ def qwen_attention(
     return self.o_proj(output), None
 
 
-def _turn(part: object) -> Callable[..., Any]:
+def _turn(part: object) -> TorchCallable:
     """Return the library's function for rotary positions, of the file that a module is from."""
     found: Callable[..., object] = of_file(part, "apply_rotary_pos_emb")
     return found
@@ -75,7 +75,11 @@ def _last(angles: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(
-    indexer: Any, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Any
+    indexer: LibraryObject,
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    mask: Tensor,
+    cache: LibraryObject,
 ) -> Tensor:
     """Return which tokens are attended to, besides those that the mask excludes: (B, T, S)."""
     visible = (mask == 0)[:, 0]
@@ -93,7 +97,11 @@ def _tokens(scores: Tensor, taken: Tensor, place: Tensor, complete: Tensor) -> T
 
 
 def _scores(
-    indexer: Any, x: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor, cache: Any
+    indexer: LibraryObject,
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    visible: Tensor,
+    cache: LibraryObject,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return scores of blocks, the block of each token, and how many are complete.
 
@@ -140,11 +148,11 @@ def _scores(
 
 def choosing_of_all(
     library: Callable[..., Tensor],
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
-    cache: Any = None,
+    cache: LibraryObject = None,
 ) -> Tensor:
     """Stands in for ``Qwen4ExpTextQSAIndexer.forward`` of an original whose choices are replaced.
 
@@ -166,7 +174,7 @@ def choosing_of_all(
 
 
 def _check_choice(
-    own: Tensor, scores: Tensor, place: Tensor, complete: Tensor, indexer: Any
+    own: Tensor, scores: Tensor, place: Tensor, complete: Tensor, indexer: LibraryObject
 ) -> None:
     """Check that the tokens of a library's choice (B, T, S) are those of the best blocks."""
     blocks = torch.zeros_like(scores).scatter_add(
@@ -183,12 +191,12 @@ def _check_choice(
 
 
 def glm_attention(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
-    cache: Any = None,
+    cache: LibraryObject = None,
     prev_topk_indices: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None, Tensor | None]:
     """Stands in for ``Glm5NextTextAttention.forward``, on latents as ``latent_attention``."""
     residual = self.q_a_layernorm(self.q_a_proj(hidden_states))
@@ -203,7 +211,7 @@ def glm_attention(
     return self.o_proj(output.flatten(2)), None, chosen if self.next_skip_topk else None
 
 
-def glm_pools(self: Any, packed_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def glm_pools(self: LibraryObject, packed_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Stands in for ``Glm5NextTextIndexer.get_pooled_states``: all blocks, complete or not.
 
     Raises:

@@ -11,21 +11,20 @@ none to expand it. A step takes a fraction, from any past; a long prompt from no
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
 from linexport.patches.softmax_attention import attend
+from linexport.system.untyped import LibraryObject
 
 
 def kimi_forward(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
-    cache: Any = None,
-    **kwargs: Any,
+    cache: LibraryObject = None,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None]:
     """Stands in for ``KimiLinearAttention.forward``."""
     if self.q_lora_rank is None:
@@ -38,12 +37,12 @@ def kimi_forward(
 
 
 def bailing_forward(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    cache: Any = None,
-    **kwargs: Any,
+    cache: LibraryObject = None,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None]:
     """Stands in for ``BailingHybridAttention.forward``: r and q'' turn, and heads have gates."""
     cos, sin = (x[:, None, :, : x.shape[-1] // 2] for x in position_embeddings)
@@ -67,14 +66,16 @@ def queries(self: torch.nn.Module, query: Tensor) -> tuple[Tensor, Tensor]:
     return own, turned
 
 
-def latents(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+def latents(self: LibraryObject, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """Return c (B, 1, T, rank) and r (B, 1, T, d_r)."""
     compressed = self.kv_a_proj_with_mqa(hidden_states)
     latent, shared = compressed.split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
     return self.kv_a_layernorm(latent).unsqueeze(1), shared.unsqueeze(1)
 
 
-def _kept(self: torch.nn.Module, keys: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
+def _kept(
+    self: torch.nn.Module, keys: tuple[Tensor, Tensor], cache: LibraryObject
+) -> tuple[Tensor, Tensor]:
     """Return c and r with those of the tokens before."""
     if cache is None:
         return keys
@@ -83,7 +84,10 @@ def _kept(self: torch.nn.Module, keys: tuple[Tensor, Tensor], cache: Any) -> tup
 
 
 def attended(
-    self: Any, query: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], mask: Tensor | None
+    self: LibraryObject,
+    query: tuple[Tensor, Tensor],
+    keys: tuple[Tensor, Tensor],
+    mask: Tensor | None,
 ) -> Tensor:
     """Return what the heads give, (B, T, H, d_v), of q' and q'', c and r."""
     widths = (self.qk_nope_head_dim, self.v_head_dim)

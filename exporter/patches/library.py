@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from typing import Any
 
 from linexport.errors import EnvironmentProblemError
 from linexport.patches.places import named
+from linexport.system.untyped import LibraryObject
 from linexport.system.versions import TRANSFORMERS
 
 log = logging.getLogger(__name__)
 
 
-def find(home: str, name: str) -> Any:
+def find(home: str, name: str) -> LibraryObject:
     """Return what a module of transformers has by a name, or another of its modules that is loaded.
 
     Args:
@@ -38,7 +38,7 @@ def find(home: str, name: str) -> Any:
     raise _gone(f"{module}.{name}", f", and no other module of {TRANSFORMERS.package} has it")
 
 
-def of_file(part: object, name: str) -> Any:
+def of_file(part: object, name: str) -> LibraryObject:
     """Return a function of the modeling file that has a module's class, wherever the file has it.
 
     Raises:
@@ -51,7 +51,7 @@ def of_file(part: object, name: str) -> Any:
     return place.function
 
 
-def attribute(holder: Any, name: str) -> Any:
+def attribute(holder: LibraryObject, name: str) -> LibraryObject:
     """Return an attribute of a class of transformers that is not public.
 
     Raises:

@@ -9,22 +9,21 @@ The recurrence is written out in the layer's own forward, so that is replaced as
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
 from linexport.patches.state_cache import active
+from linexport.system.untyped import LibraryObject
 
 
 def forward(
-    self: Any,
+    self: LibraryObject,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    cache: Any = None,
-    **kwargs: Any,
+    cache: LibraryObject = None,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None]:
     """Stands in for ``MiniMaxLightningAttention.forward``."""
     mixed = self.act_fn(self.qkv_proj(hidden_states))

@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from linexport.patches import Patch, Swap
 from linexport.patches.library import find
 from linexport.patches.state_cache import active
+from linexport.system.untyped import LibraryObject
 
 
 def backend(
-    self: Any,
+    self: LibraryObject,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -81,7 +82,7 @@ def cell(
     return (kept * numerator / denominator).transpose(1, 2)
 
 
-def model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
+def model(self: LibraryObject, input_ids: Tensor, **kwargs: LibraryObject) -> Any:
     """Stands in for ``xLSTMModel.forward``, which cuts long inputs into chunks of its own."""
     hidden = self.embeddings(input_ids)
     for block in self.blocks:
@@ -89,7 +90,7 @@ def model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
     return (self.out_norm(hidden),)
 
 
-def language_model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
+def language_model(self: LibraryObject, input_ids: Tensor, **kwargs: LibraryObject) -> Any:
     """Stands in for ``xLSTMForCausalLM.forward``, which does as well."""
     logits = self.lm_head(self.backbone(input_ids)[0]).float()
     cap = self.config.output_logit_soft_cap

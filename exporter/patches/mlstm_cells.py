@@ -13,6 +13,7 @@ from torch import Tensor
 from linexport.errors import UnsupportedModelError
 from linexport.patches.mlstm import cell
 from linexport.patches.packages import Function
+from linexport.system.untyped import LibraryObject
 
 NO_STATES = (None, None, None)
 """In the place of last states: an artifact has states of its own."""
@@ -77,7 +78,7 @@ def _kernel(
 
 
 def _backend(
-    self: Any,
+    self: LibraryObject,
     q: Tensor,
     k: Tensor,
     v: Tensor,

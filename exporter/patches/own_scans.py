@@ -31,6 +31,7 @@ from linexport.patches.known_scans import PREFIX_SOFTMAX, RECURRENCE, Scan
 from linexport.patches.packages import replaced
 from linexport.patches.scans import ASSOCIATIVE
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 __all__ = ["own_scans"]
 
@@ -56,7 +57,7 @@ class _Call:
 
 
 @contextmanager
-def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[int]:
+def own_scans(model: nn.Module, args: Positional, kwargs: Keywords) -> Iterator[int]:
     """Swap functions of a model's code that compute known scans; yields how many there are.
 
     Calls of PyTorch's ``associative_scan`` are counted as well, which ``as_loops`` swaps.
@@ -76,7 +77,7 @@ def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _found(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: nn.Module, args: Positional, kwargs: Keywords
 ) -> tuple[dict[FunctionType, Callable[..., object]], _Ran]:
     """Return what takes the place of functions that compute known scans, and all that ran."""
     ran = _run_model(model, args, kwargs)
@@ -146,7 +147,7 @@ def _is_drawn(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def _loop(call: _Call) -> Callable[..., Any] | None:
+def _loop(call: _Call) -> TorchCallable | None:
     """Return what takes the place of a function; None where that is no known scan."""
     given, results = _tensors(call.arguments), _tensors(call.result)
     scan = SCANS[len(given)]

@@ -18,6 +18,8 @@ from typing import Any
 
 from torch import nn
 
+from linexport.system.untyped import LibraryObject, TorchCallable
+
 __all__ = ["Function", "as_ops", "replaced", "swapped"]
 
 
@@ -34,7 +36,7 @@ class Function:
 
     module: str
     name: str
-    replacement: Callable[..., Any]
+    replacement: TorchCallable
     tried: str
 
 
@@ -57,7 +59,7 @@ def swapped(functions: Iterable[Function], model: nn.Module) -> Iterator[None]:
     """Swap those functions whose packages are imported; all are restored at the end."""
     found = {}
     for function in functions:
-        holder: Any = sys.modules.get(function.module)
+        holder: LibraryObject = sys.modules.get(function.module)
         for name in function.name.split("."):
             holder = getattr(holder, name, None)
         if holder is not None:

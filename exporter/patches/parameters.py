@@ -22,6 +22,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
+from linexport.system.untyped import TorchCallable
 from linexport.system.versions import TRANSFORMERS, ReleaseWindow
 
 NAMES = {
@@ -159,7 +160,7 @@ class Bound:
 
     place: str
     function: Signature
-    replacement: Callable[..., Any]
+    replacement: TorchCallable
     names: Mapping[str, str]
     advice: str
     notes: set[str]
@@ -224,7 +225,7 @@ def bind(
     replacement: Callable[..., object],
     window: ReleaseWindow = TRANSFORMERS,
     notes: set[str] | None = None,
-) -> Callable[..., Any]:
+) -> TorchCallable:
     """Return a function that is called as one of a library is, and calls a replacement.
 
     Args:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from linexport.patches.parameters import binds
+from linexport.system.untyped import LibraryObject
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class FunctionPlace:
         function: its value.
     """
 
-    holder: Any
+    holder: LibraryObject
     name: str
     function: Any
 

@@ -9,7 +9,6 @@ and |sum_s gamma^(t-s) (q_t . k_s)| / r_t: both together are the larger of r_t a
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +16,14 @@ from torch import Tensor
 from linexport.errors import UnsupportedModelError
 from linexport.patches.heads_first import linear_attention, with_sum
 from linexport.patches.packages import Function
+from linexport.system.untyped import LibraryObject
 
 
 def _positions(
-    self: Any, slen: int, activate_recurrent: bool = False, chunkwise_recurrent: bool = False
+    self: LibraryObject,
+    slen: int,
+    activate_recurrent: bool = False,
+    chunkwise_recurrent: bool = False,
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Stands in for ``RetNetRelPos.forward``: decays in the place of their mask."""
     if activate_recurrent or chunkwise_recurrent:

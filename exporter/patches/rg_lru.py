@@ -9,26 +9,25 @@ query and key are 1. x (B, T, D) is what the convolution gives.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linexport.patches import Patch, Swap
 from linexport.patches.state_cache import active
+from linexport.system.untyped import LibraryObject
 
 RATE = -8.0
 """The constant c of the paper, negated."""
 
 
 def forward(
-    self: Any,
+    self: LibraryObject,
     input_states: Tensor,
     position_ids: Tensor,
     attention_mask: Tensor | None,
     use_cache: bool = True,
-    **kwargs: Any,
+    **kwargs: LibraryObject,
 ) -> tuple[Tensor, None]:
     """Stands in for ``RecurrentGemmaRecurrentBlock.forward``."""
     states = active()
@@ -41,7 +40,7 @@ def forward(
     return self.linear_out(output * gate), None
 
 
-def _recurrence(unit: Any, x: Tensor, positions: Tensor, layer: str) -> Tensor:
+def _recurrence(unit: LibraryObject, x: Tensor, positions: Tensor, layer: str) -> Tensor:
     heads = x.unflatten(2, (unit.num_attention_heads, unit.block_width))
 
     def gate(weight: Tensor, bias: Tensor) -> Tensor:

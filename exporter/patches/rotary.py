@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.patches.library import find
+from linexport.system.untyped import LibraryObject
 
 
 def limit(model: nn.Module) -> int | None:
@@ -51,7 +52,7 @@ def applied(model: nn.Module) -> Iterator[None]:
 class _Forward:
     """Cosines and sines of one rotary embedding."""
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part: LibraryObject) -> None:
         self.part, self.original = part, inspect.unwrap(type(part).forward)
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
@@ -79,7 +80,7 @@ class _Forward:
 class _Seen:
     """A rotary embedding with other frequencies, as its own method sees it."""
 
-    def __init__(self, part: Any, name: str, frequencies: Tensor | None) -> None:
+    def __init__(self, part: LibraryObject, name: str, frequencies: Tensor | None) -> None:
         self._part = part
         if frequencies is not None:
             setattr(self, name, frequencies)
@@ -96,7 +97,7 @@ def _by_length(model: nn.Module) -> Iterator[tuple[Any, str | None]]:
                 yield part, layer
 
 
-def _types(part: Any) -> dict[str | None, str]:
+def _types(part: LibraryObject) -> dict[str | None, str]:
     """Return the kinds of an embedding by the type of layers it is for, None where for all."""
     kinds = getattr(part, "rope_type", None)
     if kinds is None:
@@ -109,7 +110,7 @@ def _is_by_length(part: object, layer: str | None) -> bool:
     return kind == "longrope" or "dynamic" in kind
 
 
-def _limit(part: Any, layer: str | None) -> int:
+def _limit(part: LibraryObject, layer: str | None) -> int:
     if _types(part)[layer] != "longrope":
         return int(part.original_max_seq_len)
     settings = part.config.rope_parameters

@@ -12,19 +12,18 @@ and token are multiplied by. Nothing overflows, and the larger of them is 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
 from linexport.patches.state_cache import active
 from linexport.plugins.ops.stabilized_exp import LOWEST
+from linexport.system.untyped import LibraryObject
 
 
 def attention(
-    self: Any, hidden: Tensor, state: Any = None, use_cache: bool = False
-) -> tuple[Tensor, Any]:
+    self: LibraryObject, hidden: Tensor, state: LibraryObject = None, use_cache: bool = False
+) -> tuple[Tensor, LibraryObject]:
     """Stands in for ``RwkvSelfAttention.forward``."""
     shifted = _shifted(hidden, f"{self.layer_id}_0")
     mixed = (
@@ -39,7 +38,7 @@ def attention(
     return self.output(torch.sigmoid(receptance) * average), state
 
 
-def _weighted_average(layer: Any, key: Tensor, value: Tensor, name: str) -> Tensor:
+def _weighted_average(layer: LibraryObject, key: Tensor, value: Tensor, name: str) -> Tensor:
     states = active()
     there = torch.ones_like(key[..., :1])
     before = _shifted(torch.cat([key, value, there], -1), f"{name}_1")
@@ -61,7 +60,9 @@ def _weighted_average(layer: Any, key: Tensor, value: Tensor, name: str) -> Tens
     return (old * numerator + new * value) / (old * denominator + new)
 
 
-def feed_forward(self: Any, hidden: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+def feed_forward(
+    self: LibraryObject, hidden: Tensor, state: LibraryObject = None
+) -> tuple[Tensor, LibraryObject]:
     """Stands in for ``RwkvFeedForward.forward``."""
     shifted = _shifted(hidden, f"{self.layer_id}_2")
     key, receptance = (

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches import Patch, Swap
+from linexport.system.untyped import LibraryObject
 
 
 def eager_attention_forward(
@@ -114,10 +115,10 @@ def create_causal_mask(
 
 
 def create_sliding_window_causal_mask(
-    config: Any,
+    config: LibraryObject,
     inputs_embeds: Tensor,
     attention_mask: Tensor,
-    cache: Any,
+    cache: LibraryObject,
     position_ids: Tensor | None = None,
     or_mask_function: Any = None,
     and_mask_function: Any = None,

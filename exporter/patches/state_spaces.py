@@ -8,14 +8,13 @@ Angles w t are computed in float64, since t is large.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.heads_first import linear_attention
 from linexport.patches.packages import Function
+from linexport.system.untyped import LibraryObject
 
 Complex = tuple[Tensor, Tensor]
 """Real and imaginary part."""
@@ -34,7 +33,7 @@ def _recurrence(log_rate: Tensor, angle: Tensor, real: Tensor, imaginary: Tensor
     return re * cos - im * sin, re * sin + im * cos
 
 
-def _unit(self: Any, input: Tensor, state: Tensor | None = None) -> Tensor:
+def _unit(self: LibraryObject, input: Tensor, state: Tensor | None = None) -> Tensor:
     """Stands in for ``LRU.forward``, a loop over batch and tokens."""
     if state is not None or input.dim() != 3:
         raise UnsupportedModelError(
@@ -48,7 +47,7 @@ def _unit(self: Any, input: Tensor, state: Tensor | None = None) -> Tensor:
 
 
 def _simplified(
-    self: Any,
+    self: LibraryObject,
     signal: Tensor,
     step_scale: float = 1.0,
     state: Tensor | None = None,
@@ -79,7 +78,7 @@ def _simplified(
     return re @ out[..., 0].T - im @ out[..., 1].T + signal * layer.D
 
 
-def _averages(self: Any, x: Tensor) -> Tensor:
+def _averages(self: LibraryObject, x: Tensor) -> Tensor:
     """Stands in for ``MultiHeadedEMA.forward`` of Mega-pytorch, a convolution by Fourier."""
     value = torch.einsum("...d,hd->...hd", x, self.expansion)
     if self.bidirectional:

@@ -11,18 +11,17 @@ into slices, which a graph spells as scatters.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
+from linexport.system.untyped import LibraryObject
 
 MARK = "linexport_of_images"
 """Attribute of a rotary embedding whose positions may differ between the axes."""
 
 
-def recomposition_frequencies(self: Any, freq: Tensor) -> Tensor:
+def recomposition_frequencies(self: LibraryObject, freq: Tensor) -> Tensor:
     """Stands in for the method of that name."""
     if not getattr(self, MARK, False):
         return torch.cat([freq[0], freq[0]], -1)

@@ -26,7 +26,10 @@ MARKERS = ("o", "s", "D", "^")
 NARROW = 500
 """Widths below this are for a phone: fewer ticks, shorter words."""
 PIXELS_PER_INCH = 72
-POINT: dict[str, Any] = {"markersize": 9, "markeredgewidth": 1.5, "clip_on": False}
+Style = dict[str, Any]
+"""Keyword arguments of Matplotlib for a line or a point."""
+
+POINT: Style = {"markersize": 9, "markeredgewidth": 1.5, "clip_on": False}
 WIDTHS = {"wide": 960, "narrow": 340}
 TITLE_PAD = 12
 ZOOM, MARGIN, HEAD, LINE = 2, 36, 44, 20

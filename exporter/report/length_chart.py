@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.report.axis_ticks import decade_axis, octave_axis
 from linexport.report.figures import (
@@ -16,6 +16,7 @@ from linexport.report.figures import (
     NARROW,
     POINT,
     Chart,
+    Style,
     chart_style,
     inline_svg,
     new_figure,
@@ -100,7 +101,7 @@ def _curve(axes: Axes, one: Series, index: int, lengths: Sequence[float]) -> Non
     measured = {point.x: point for point in one.points}
     medians = [measured[x].p50 if x in measured else math.nan for x in lengths]
     colour = series_colour(index)
-    style: dict[str, Any] = {"color": colour, "zorder": 3 - index / 10}
+    style: Style = {"color": colour, "zorder": 3 - index / 10}
     axes.plot(lengths, medians, linewidth=2 if index else 3, **style)
     whiskers = [(p.x, p.p50, max(p.p90 - p.p50, 0.0)) for p in one.points if p.p90 is not None]
     if whiskers:

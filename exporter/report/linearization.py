@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linexport.manifest.linearization_records import (
     AttentionRow,
@@ -17,6 +17,9 @@ from linexport.report.page import template
 from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import amount, count, number, plain
 from linexport.system.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NONE = "–"
 
@@ -52,7 +55,7 @@ def linearization_page(report: LinearizationReport) -> str:
 
 
 def print_linearization(
-    report: LinearizationReport, console: Any, output: str | None = None
+    report: LinearizationReport, console: Console, output: str | None = None
 ) -> None:
     """The verdict first, then the numbers, and the file that was written; 80 columns wide."""
     style = "bold" if report.status == "ok" else "bold red"

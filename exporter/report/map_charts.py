@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.report.axis_ticks import decade_axis, octave_axis
@@ -18,6 +18,7 @@ from linexport.report.figures import (
     NARROW,
     POINT,
     Chart,
+    Style,
     chart_style,
     inline_svg,
     new_figure,
@@ -40,8 +41,8 @@ EITHER_SIGN = ("taylor2", "quadratic")
 """Maps whose features change sign while their kernel does not."""
 FAMILIES = ("random", "exact kernel of q.k", "exact, positive features", "fitted")
 """By the number of their colour."""
-DASHED: dict[str, Any] = {"linewidth": 1.2, "dashes": (6, 4)}
-DOTTED: dict[str, Any] = {"linewidth": 1.2, "dashes": (1.5, 3)}
+DASHED: Style = {"linewidth": 1.2, "dashes": (6, 4)}
+DOTTED: Style = {"linewidth": 1.2, "dashes": (1.5, 3)}
 FRONTIER = "nothing else is both nearer and faster"
 UNIFORM = "attending to all keys alike: no use above"
 HOLLOW = "hollow: the denominator can vanish"
@@ -201,7 +202,7 @@ def _legend(figure: Figure, axes: Axes, shown: Sequence[Measured], narrow: bool)
         for index in sorted({one.family for one in shown})
     ]
     if any(one.hollow for one in shown):
-        hollow: dict[str, Any] = {
+        hollow: Style = {
             "markerfacecolor": paper,
             "markeredgecolor": soft,
             "linestyle": "none",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -17,6 +17,9 @@ from linexport.report.page import drawings, template
 from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import amount, count, number, plain
 from linexport.system.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NONE = "–"
 
@@ -86,7 +89,7 @@ def headline(result: MapComparison) -> str:
     )
 
 
-def print_comparison(result: MapComparison, console: Any) -> None:
+def print_comparison(result: MapComparison, console: Console) -> None:
     """The headline and the numbers, by error."""
     from rich.table import Table as Grid
 
@@ -112,7 +115,7 @@ def print_comparison(result: MapComparison, console: Any) -> None:
         console.print(f"{name}: not compared: {printable(reason)}", markup=False, style="yellow")
 
 
-def print_catalogue(maps: Sequence[MapDescription], d: int, console: Any) -> None:
+def print_catalogue(maps: Sequence[MapDescription], d: int, console: Console) -> None:
     """A block a map."""
     from rich.table import Table as Grid
 

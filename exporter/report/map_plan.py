@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linexport.manifest.map_records import MapPlan, PlanRow
 from linexport.report.text import amount, count, plain
 from linexport.system.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NONE = "–"
 _MANY = 10**8
@@ -40,7 +43,7 @@ def promise(plan: MapPlan) -> str:
     )
 
 
-def print_plan(plan: MapPlan, console: Any) -> None:
+def print_plan(plan: MapPlan, console: Console) -> None:
     """The headline, the promise, and a line for every map."""
     from rich.table import Table as Grid
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, PADDING
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.device_array import DeviceArray
 
 
@@ -130,14 +130,14 @@ class Layout:
         return _joined(values, shape, axis)
 
 
-def _without(values: np.ndarray, axis: int, padding: int) -> Any:
+def _without(values: np.ndarray, axis: int, padding: int) -> ArrayLike:
     """Return a state without the padding it begins with: a view, on a device a copy there."""
     if isinstance(values, DeviceArray):
         return values.narrowed(axis, padding)
     return values[(slice(None),) * axis + (slice(padding, None),)]
 
 
-def _joined(values: Sequence[Any], shape: Sequence[int], axis: int) -> Any:
+def _joined(values: Sequence[ArrayLike], shape: Sequence[int], axis: int) -> ArrayLike:
     """Return rows in one array, each at the end along an axis, and zeros before it."""
     first = values[0]
     if isinstance(first, DeviceArray):

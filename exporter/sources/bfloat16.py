@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,6 +21,7 @@ from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.operators import OperatorMode, dtype_of
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 LOW, WIDE = torch.bfloat16, torch.float32
 
@@ -70,11 +71,11 @@ class _Seen(OperatorMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         self.low = self.low or any(
             isinstance(leaf, torch.Tensor) and leaf.dtype == LOW
@@ -87,7 +88,11 @@ class _InFloat32(TorchFunctionMode):
     """A context in which float32 is taken where code names bfloat16."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         args, kwargs = pytree.tree_map(lambda x: WIDE if x is LOW else x, (args, kwargs or {}))
         return (torch.Tensor.float if func is torch.Tensor.bfloat16 else func)(*args, **kwargs)

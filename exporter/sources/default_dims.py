@@ -17,10 +17,12 @@ from functools import partial
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
+from linexport.system.untyped import DynamicShapes, Positional
+
 if TYPE_CHECKING:
     import torch
 
-Runs = Callable[[tuple[Any, ...]], bool]
+Runs = Callable[[Positional], bool]
 """Return whether the module takes these examples."""
 
 _SMALLEST = 2
@@ -40,8 +42,8 @@ class DefaultDims:
         unclear: those of the warnings that may be wrong, as sizes do not tell.
     """
 
-    args: tuple[Any, ...]
-    dynamic_shapes: tuple[Any, ...]
+    args: Positional
+    dynamic_shapes: DynamicShapes
     warnings: tuple[str, ...]
     unclear: tuple[str, ...] = ()
 
@@ -158,7 +160,7 @@ def _resized(
 
 def repeat_ones(
     args: tuple[object, ...], dims: Callable[[torch.Tensor], tuple[int, ...]]
-) -> tuple[Any, ...]:
+) -> Positional:
     """The examples with every dim of size 1 among `dims(tensor)` repeated to size 2."""
 
     def repeated(tensor: torch.Tensor) -> torch.Tensor:

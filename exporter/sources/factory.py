@@ -25,6 +25,7 @@ from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repe
 from linexport.sources.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary, weights_digest
+from linexport.system.untyped import DynamicShapes, Keywords, LibraryObject, Positional
 
 if TYPE_CHECKING:
     from linexport.sources.carried_buffers import Buffer
@@ -143,7 +144,7 @@ def _carried(
     return buffers, None if varies else reason
 
 
-def _frozen_draws(module: Any) -> tuple[str, ...]:
+def _frozen_draws(module: LibraryObject) -> tuple[str, ...]:
     """Warn of random features that a library draws anew while it trains."""
     drawn = [
         type(part).__name__
@@ -170,18 +171,18 @@ class _Given:
         shapes: those, None where nothing varies.
     """
 
-    module: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    module: LibraryObject
+    args: Positional
+    kwargs: Keywords
     chosen: bool = False
-    shapes: Any = None
+    shapes: DynamicShapes = None
 
     @property
-    def examples(self) -> tuple[Any, ...]:
+    def examples(self) -> Positional:
         """All example inputs, those by name behind the others."""
         return (*self.args, *self.kwargs.values())
 
-    def split(self, examples: tuple[object, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def split(self, examples: tuple[object, ...]) -> tuple[Positional, Keywords]:
         """Return args and kwargs of as many values as there are examples."""
         count = len(self.args)
         return examples[:count], dict(zip(self.kwargs, examples[count:], strict=True))
@@ -233,7 +234,7 @@ def _has_tensor(value: object) -> bool:
 
 
 def _in_order(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, object]
+    module: LibraryObject, args: Positional, kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return arguments by position where they can be, others in the order of the parameters."""
     try:

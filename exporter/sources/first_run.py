@@ -22,6 +22,7 @@ from linexport.sources.callables import user_frame
 from linexport.sources.files import first_line
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 LISTED = 6
 """Inputs that are described in an error."""
@@ -231,7 +232,11 @@ class TableRows(TorchFunctionMode):
         self._places = {id(leaf): n for n, leaf in enumerate(pytree.tree_leaves(examples))}
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         """Run ``func``."""
         if func is nn.functional.embedding and len(args) >= 2:
@@ -256,7 +261,7 @@ def table_rows(
     return seen.ranges
 
 
-def described(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def described(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Return the tensors among inputs in words: "ids (2, 16) int64 from 100 to 199"."""
     try:
         given = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.graph.dims import DimRange, Shape
 from linexport.graph.states import State
 from linexport.manifest.records import HeadName
+from linexport.system.untyped import DynamicShapes, Keywords, Positional
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +78,8 @@ class DecodeModule:
     """
 
     module: torch.nn.Module
-    args: tuple[Any, ...]
-    dynamic_shapes: Any
+    args: Positional
+    dynamic_shapes: DynamicShapes
     outputs: tuple[str, ...]
     states: tuple[State, ...]
     patched: Callable[[], AbstractContextManager[None]]
@@ -180,9 +181,9 @@ class LoadedModel:
     """
 
     module: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic_shapes: Any
+    args: Positional
+    kwargs: Keywords
+    dynamic_shapes: DynamicShapes
     source: Source
     program: torch.export.ExportedProgram | None = None
     graph: OnnxGraph | None = None

@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linexport.errors import TimeLimitError
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 DEFAULT = 300
 """Seconds of a call on the command line."""
@@ -103,7 +106,7 @@ def limited(seconds: float, end: End | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def watched(options: Any = None) -> Iterator[object]:
+def watched(options: onnxruntime.SessionOptions | None = None) -> Iterator[object]:
     """Yield the options of a call, whose time is limited where there is a limit.
 
     Args:
@@ -138,7 +141,7 @@ def watched(options: Any = None) -> Iterator[object]:
 
 
 @contextmanager
-def opening(options: Any) -> Iterator[None]:
+def opening(options: onnxruntime.SessionOptions) -> Iterator[None]:
     """Limit the time of opening a session where there is a limit.
 
     Args:

@@ -16,6 +16,7 @@ from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.system.time_limit import watched
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.options import LOGITS_TO_KEEP, session_options, write_profile
 from linexport.targets.runtime.providers import CPU, CPU_ONLY, Execution
 
@@ -61,15 +62,15 @@ class DeviceSession(OutputWriter, Protocol):
     it. A state is returned where its past was.
     """
 
-    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """Return arrays on the device; those that are there stay as they are."""
         ...
 
-    def empty(self, shape: tuple[int, ...], dtype: object) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> ArrayLike:
         """Return an array on the device, of any values."""
         ...
 
-    def array(self, values: Any) -> Any:
+    def array(self, values: ArrayLike) -> ArrayLike:
         """Return an array of the device as it is, and any other one as NumPy's."""
         ...
 
@@ -310,7 +311,7 @@ class OrtSession:
         self.output_names = [o.name for o in self.inner.get_outputs()]
         self.keeps_logits = any(i.name == LOGITS_TO_KEEP for i in self.inner.get_inputs())
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
         """See ``InferenceSession``; states that are on a device stay there."""
         if self.memory is not None:
             return self.memory.run(inputs, {})
@@ -333,17 +334,17 @@ class OrtSession:
 
         return {**({LOGITS_TO_KEEP: np.zeros(1, np.int64)} if self.keeps_logits else {}), **inputs}
 
-    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """See ``DeviceSession``; on ONNX Runtime's CPU provider arrays stay as they are."""
         return dict(arrays) if self.memory is None else self.memory.hold(arrays)
 
-    def empty(self, shape: tuple[int, ...], dtype: object) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: object) -> ArrayLike:
         """See ``DeviceSession``."""
         import numpy as np
 
         return np.empty(shape, dtype) if self.memory is None else self.memory.empty(shape, dtype)
 
-    def array(self, values: Any) -> Any:
+    def array(self, values: ArrayLike) -> ArrayLike:
         """See ``DeviceSession``."""
         import numpy as np
 

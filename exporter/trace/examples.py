@@ -8,7 +8,7 @@ tokens are one step. A run of the model on its example shows the slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 from linexport.trace.loops.capture import LONGEST_CHUNK, STEPS, step_of
 
 
@@ -72,7 +73,11 @@ class Slices(TorchFunctionMode):
         self.starts: dict[tuple[int, int], set[int]] = {}
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        function: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         if function in (Tensor.__getitem__, Tensor.__setitem__):
             dim, step, width = step_of(args[1])

@@ -9,7 +9,6 @@ In torch 2.13 the export of the last two fixes the sizes of their inputs to thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 from linexport.trace.decompositions.triangular_inverse import SOLVERS
 
 
@@ -25,10 +25,10 @@ class StandIns(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        function: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         return STAND_INS.get(function, function)(*args, **(kwargs or {}))
 
@@ -59,7 +59,7 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     return input.expand(sizes[0]).gather(dim, indices.expand(sizes[1]))
 
 
-STAND_INS: dict[Any, Callable[..., Any]] = {
+STAND_INS: dict[Any, TorchCallable] = {
     **SOLVERS,
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),

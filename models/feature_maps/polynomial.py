@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -136,7 +135,7 @@ def feature_count(width: int, coefficients: Sequence[float]) -> int:
 
 def parameters(
     width: int, coefficients: Sequence[float]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.generic]]:
     """Return the tensors that the formulas need for heads of width d, from a_0 to a_n.
 
     Returns:
@@ -153,7 +152,7 @@ def parameters(
     return np.concatenate(chosen, 1).astype(np.int64), squared, centred(coefficients)
 
 
-def centred(coefficients: Sequence[float]) -> NDArray[Any]:
+def centred(coefficients: Sequence[float]) -> NDArray[np.generic]:
     """c, b_0, ..., b_n with sum_m a_m t^m = sum_m b_m (t + c)^m and b_(n-1) = 0."""
     a = np.asarray(coefficients, np.float64)
     degree = len(a) - 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ def drawn(
     return polynomials, _powers(problem.activation, times)
 
 
-def _powers(activation: Activation, times: NDArray[Any]) -> list[Power]:
+def _powers(activation: Activation, times: NDArray[np.generic]) -> list[Power]:
     return [
         random_monomials(activation.first + 2 * k, int(features), 0.0)
         for k, features in enumerate(times)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins import shared_library
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
 
 SWITCH = "LINEXPORT_CPU_LIBRARY"
 THREADS = "linexport.threads"
@@ -102,7 +103,7 @@ def check_nodes(model: onnx.ModelProto) -> None:
                 )
 
 
-def register(options: Any, threads: int = 0) -> bool:
+def register(options: onnxruntime.SessionOptions, threads: int = 0) -> bool:
     """Make sessions that are opened with these options use the library, where it can be used.
 
     Args:

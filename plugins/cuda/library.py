@@ -12,9 +12,12 @@ that has such a node. ``LINEXPORT_CUDA_LIBRARY=0`` in the environment leaves the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linexport.plugins import shared_library
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 SWITCH = "LINEXPORT_CUDA_LIBRARY"
 TITLE = "CUDA library"
@@ -48,7 +51,7 @@ def version() -> str:
     return sources_digest()
 
 
-def register(options: Any) -> bool:
+def register(options: onnxruntime.SessionOptions) -> bool:
     """Make sessions that are opened with these options use the library, where it can be used.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import LinexportError
 from linexport.plugins.kernels.contract import LAYER, NAMESPACE, VERSION
@@ -19,6 +19,9 @@ from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import fields
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.launcher import Launcher
+
+if TYPE_CHECKING:
+    import tensorrt as trt
 
 DATA_TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "i8": "BOOL"}
 """TensorRT's names of element types."""
@@ -40,7 +43,7 @@ def register(flavour: Flavour) -> tuple[Any, ...]:
 
 
 @cache
-def plugin_class(module: ModuleType) -> type[Any]:
+def plugin_class(module: ModuleType) -> type:
     """The plugin for one library."""
     bases = (
         module.IPluginV3,
@@ -64,7 +67,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
         def get_capability_interface(self, kind: object) -> object:
             return self
 
-        def clone(self) -> Any:
+        def clone(self) -> LinexportPlugin:
             copy = LinexportPlugin(self.description)
             copy.launcher = self.launcher
             return copy
@@ -72,16 +75,31 @@ def plugin_class(module: ModuleType) -> type[Any]:
         def get_output_data_types(self, types: Sequence[object]) -> list[object]:
             return [data_type(module, x.type) for x in self.description.outputs]
 
-        def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> list[object]:
+        def get_output_shapes(
+            self,
+            inputs: Sequence[trt.DimsExprs],
+            shape_inputs: Sequence[trt.DimsExprs],
+            builder: trt.IExprBuilder,
+        ) -> list[object]:
             return output_shapes(module, self.description, inputs, builder)
 
-        def supports_format_combination(self, position: int, io: Any, inputs: int) -> bool:
+        def supports_format_combination(
+            self, position: int, io: Sequence[trt.DynamicPluginTensorDesc], inputs: int
+        ) -> bool:
             return supports(module, self.description, position, io[position].desc)
 
-        def configure_plugin(self, inputs: Any, outputs: Any) -> None:
+        def configure_plugin(
+            self,
+            inputs: Sequence[trt.DynamicPluginTensorDesc],
+            outputs: Sequence[trt.DynamicPluginTensorDesc],
+        ) -> None:
             self.description.sizes([list(x.max) for x in inputs])
 
-        def get_workspace_size(self, inputs: Any, outputs: Any) -> int:
+        def get_workspace_size(
+            self,
+            inputs: Sequence[trt.DynamicPluginTensorDesc],
+            outputs: Sequence[trt.DynamicPluginTensorDesc],
+        ) -> int:
             largest = self.description.sizes([list(x.max) for x in inputs])
             return max(self.description.scratch(sm, **largest) for sm in self.description.plans)
 
@@ -95,10 +113,14 @@ def plugin_class(module: ModuleType) -> type[Any]:
         def set_tactic(self, tactic: int) -> None:
             pass
 
-        def on_shape_change(self, inputs: Any, outputs: Any) -> None:
+        def on_shape_change(
+            self,
+            inputs: Sequence[trt.DynamicPluginTensorDesc],
+            outputs: Sequence[trt.DynamicPluginTensorDesc],
+        ) -> None:
             self.description.sizes([list(x.dims) for x in inputs])
 
-        def attach_to_context(self, context: object) -> Any:
+        def attach_to_context(self, context: object) -> LinexportPlugin:
             # Here, not at the first launch, which may be one that a graph captures.
             attached = self.clone()
             attached.launcher = Launcher(self.description)
@@ -106,8 +128,8 @@ def plugin_class(module: ModuleType) -> type[Any]:
 
         def enqueue(
             self,
-            input_desc: Any,
-            output_desc: Any,
+            input_desc: Sequence[trt.PluginTensorDesc],
+            output_desc: Sequence[trt.PluginTensorDesc],
             inputs: Sequence[int],
             outputs: Sequence[int],
             workspace: int,
@@ -121,7 +143,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
 
 
 @cache
-def creator_class(module: ModuleType) -> type[Any]:
+def creator_class(module: ModuleType) -> type:
     """The creator for one library."""
 
     class LinexportCreator(module.IPluginCreatorV3One):  # type: ignore[name-defined]
@@ -161,7 +183,9 @@ def data_type(module: ModuleType, element: str) -> object:
     return getattr(module.DataType, DATA_TYPES[element])
 
 
-def supports(module: ModuleType, description: Description, position: int, found: Any) -> bool:
+def supports(
+    module: ModuleType, description: Description, position: int, found: trt.PluginTensorDesc
+) -> bool:
     """The tensor at ``position``, inputs first, may have this type and format."""
     if found.format != module.TensorFormat.LINEAR:
         return False
@@ -174,7 +198,10 @@ def supports(module: ModuleType, description: Description, position: int, found:
 
 
 def output_shapes(
-    module: ModuleType, description: Description, inputs: Sequence[Any], builder: Any
+    module: ModuleType,
+    description: Description,
+    inputs: Sequence[trt.DimsExprs],
+    builder: trt.IExprBuilder,
 ) -> list[object]:
     """Symbolic shapes of the outputs: batch and length are taken from the inputs that have them."""
     known: dict[str, object] = {}

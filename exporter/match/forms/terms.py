@@ -29,6 +29,9 @@ from linexport.match.forms.axes import Axis, Index, Renaming, renamed
 Function = tuple[Any, ...]
 """An elementwise function: ("x",), ("const", value, dtype), or (op, attributes, *arguments)."""
 
+Key = tuple[Any, ...]
+"""What equal factors and terms have in common: numbers, names and nested keys."""
+
 IDENTITY: Function = ("x",)
 
 TURNS = ("cos", "sin")
@@ -59,7 +62,7 @@ class Leaf:
         """Return the same with its axes renamed."""
         return replace(self, dims=tuple(renamed(i, renaming) for i in self.dims))
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for factors that are the same up to their labels."""
         return ("leaf", self.tensor.name, self.function, tuple(len(i) for i in self.dims))
 
@@ -109,7 +112,7 @@ class PositionOrder:
             renamed(self.row, renaming), renamed(self.column, renaming), self.offset
         )
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for factors that are the same up to their labels."""
         return ("order", len(self.row), len(self.column), self.offset)
 
@@ -137,7 +140,7 @@ class Iota:
         """Return the same with its axes renamed."""
         return Iota(renamed(self.index, renaming))
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for factors that are the same up to their labels."""
         return ("iota", len(self.index))
 
@@ -158,7 +161,7 @@ class Count:
         """Return the same: a size has no axes."""
         return self
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for factors that are the same up to their labels."""
         return ("count", str(self.size), self.power)
 
@@ -187,7 +190,7 @@ class Nested:
         """Return the same with its axes renamed."""
         return Nested(self.kind, self.inner.rename(renaming))
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for factors that are the same up to their labels."""
         return self._key
 
@@ -219,7 +222,7 @@ class Term:
         """Return the same with its axes renamed."""
         return Term(self.coefficient, tuple(f.rename(renaming) for f in self.factors))
 
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """Return a key that is equal for terms the same up to labels and coefficients."""
         return tuple(sorted((f.key() for f in self.factors), key=repr))
 

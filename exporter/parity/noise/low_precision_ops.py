@@ -11,7 +11,7 @@ which a cosine sees the rounding: in every ONNX file of the model, whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +25,7 @@ from linexport.parity.noise.float32_error import apart
 from linexport.parity.reference.module import Arguments, Reference
 from linexport.parity.tolerances import MAX_EXCUSED_SHARE, ROUNDING, Tolerance
 from linexport.system.torch_internals.operators import OperatorMode
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 STEP = 2.0**-23
 """Distance of the numbers that sigmoids are rounded to: half of it is the error of the kernel."""
@@ -64,11 +65,11 @@ class _Coarse(OperatorMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
         """``func``, coarse where it is one of ``COARSE``."""
         return COARSE.get(func, func)(*args, **(kwargs or {}))
 

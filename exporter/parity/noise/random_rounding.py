@@ -25,7 +25,6 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from linexport.parity.routing.near_ties import ForcedChoices, Run, T
 from linexport.parity.tolerances import ROUNDING, Tolerance
 from linexport.system.torch_internals.operators import OperatorMode, makes_values
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +85,11 @@ class RandomRounding(OperatorMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: TorchCallable,
         types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: Positional = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
         """``func``, rounded where it makes values; a view has those of another tensor."""
         kwargs = kwargs or {}
         found = func(*args, **kwargs)

@@ -19,6 +19,7 @@ from linexport.system import memory
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 
@@ -98,7 +99,11 @@ class Widened(TorchFunctionMode):
         torch.set_default_dtype(self._default)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         """``func`` with float64 for float32 among its arguments."""
         args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))

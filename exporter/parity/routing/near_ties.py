@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from linexport.parity.routing.choices import Made
 from linexport.parity.tolerances import Tolerance
 from linexport.patches import are_choices_replaced, choosing_together
 from linexport.system.torch_internals.operators import OperatorMode, arguments, name_of
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 log = logging.getLogger(__name__)
 
@@ -224,11 +225,11 @@ class ForcedChoices(OperatorMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: TorchCallable,
         types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: Positional = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
         """``func``, or the places that are given and their values."""
         found = func(*args, **(kwargs or {}))
         name = name_of(func)

@@ -35,6 +35,7 @@ from linexport.parity.streams.splits import (
     usual,
 )
 from linexport.system import memory
+from linexport.system.untyped import ArrayLike
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
 
@@ -323,7 +324,7 @@ class _Run:
         ends = {s.present: np.asarray(carried[s.past]) for s in self.tested.states}
         return {**{n: np.asarray(x) for n, x in self.chosen(joined).items()}, **ends}
 
-    def chosen(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    def chosen(self, outputs: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
         """Return outputs at the tokens that are compared."""
         found = dict(outputs)
         for name, axis in self.check.axes.items():

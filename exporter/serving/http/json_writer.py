@@ -23,7 +23,7 @@ def encoded(value: object) -> bytes:
     return "".join(_parts(value)).encode()
 
 
-def largest(count: int, dtype: np.dtype[Any]) -> int:
+def largest(count: int, dtype: np.dtype[np.generic]) -> int:
     """Return the most bytes that so many numbers take."""
     return count * WIDEST.get(dtype.kind, WIDEST["f"])
 

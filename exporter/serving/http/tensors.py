@@ -179,7 +179,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _dtype(tensor: Tensor) -> np.dtype[Any]:
+def _dtype(tensor: Tensor) -> np.dtype[np.generic]:
     if tensor.datatype not in NAMES:
         raise ProtocolError(
             400, f"{tensor.name} has datatype {tensor.datatype!r}; expected one of {list(NAMES)}."

@@ -38,6 +38,7 @@ from linexport.sources.hugging_face.pretrained import build_causal, supported
 from linexport.sources.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 from linexport.system.json_object import JsonObject
+from linexport.system.untyped import LibraryObject
 from linexport.system.versions import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def load_adapter(folder: Path, *, location: str | None = None, **options: Any) -
 
 
 def import_model(
-    model: Any,
+    model: LibraryObject,
     source: Source,
     head: Head | None = None,
     vision: bool = False,
@@ -265,10 +266,10 @@ def import_model(
 
 
 def _imported(
-    original: Any,
+    original: LibraryObject,
     source: Source,
     head: Head,
-    tower: Any,
+    tower: LibraryObject,
     predictor: LoadedModel | None,
     step: DecodeModule | None,
     unread: str,
@@ -361,7 +362,7 @@ def is_language_model(module: object) -> bool:
     )
 
 
-def _left_out(config: JsonObject, model: Any) -> tuple[str, ...]:
+def _left_out(config: JsonObject, model: LibraryObject) -> tuple[str, ...]:
     """Warn of the parts of a model that are not converted: all but the language model."""
     whole, taken = config.get("architectures") or [], type(model).__name__
     if whole and taken not in whole:
@@ -374,7 +375,7 @@ def _left_out(config: JsonObject, model: Any) -> tuple[str, ...]:
 
 
 def _predictor(
-    folder: Path, files: Sequence[Path], model: Any, source: Source, taken: bool
+    folder: Path, files: Sequence[Path], model: LibraryObject, source: Source, taken: bool
 ) -> tuple[LoadedModel | None, tuple[str, ...]]:
     """Return the head that predicts several tokens ahead, or the warning that it is left out."""
     found = sorted(n for path in files for n in tensor_names(path) if MTP.match(n))
@@ -395,7 +396,7 @@ def _predictor(
     )
 
 
-def _layers(module: Any, decoder: Any, count: int) -> tuple[str, ...]:
+def _layers(module: LibraryObject, decoder: LibraryObject, count: int) -> tuple[str, ...]:
     """Names of the submodules that are the layers of the model's decoder, in order."""
     from torch import nn
 

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.state_cache import StateCache
+from linexport.system.untyped import LibraryObject
 from linexport.system.versions import TRANSFORMERS
 
 KEYS, VALUES, INDEX = "key", "value", "index"
@@ -38,7 +39,7 @@ KINDS = (
 """The library's classes for what a layer keeps; a class made of one of them keeps more."""
 
 
-def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
+def make_cache(config: LibraryObject, state_cache: StateCache) -> DynamicCache:
     """A cache for one run of a model, holding the past of ``state_cache``."""
     made = DynamicCache(config=config)
     made.layers = _of_all_passes(config)
@@ -78,7 +79,7 @@ def windows(config: object) -> dict[int, int | None]:
     return {index: None if window is None else window - 1 for index, window in found.items()}
 
 
-def _of_all_passes(config: Any) -> list[Any]:
+def _of_all_passes(config: LibraryObject) -> list[Any]:
     """Return the layers of a new cache, those that a model runs several times once for each pass.
 
     The library adds copies of them at the first call, behind the others, one pass after another.
@@ -90,7 +91,9 @@ def _of_all_passes(config: Any) -> list[Any]:
     return list(layers)
 
 
-def _unknown_kind(config: Any, index: int, layer: torch.nn.Module) -> UnsupportedModelError:
+def _unknown_kind(
+    config: LibraryObject, index: int, layer: torch.nn.Module
+) -> UnsupportedModelError:
     types = config.get_text_config(decoder=True).layer_types
     kind = types[index % len(types)]
     return UnsupportedModelError(
@@ -101,7 +104,7 @@ def _unknown_kind(config: Any, index: int, layer: torch.nn.Module) -> Unsupporte
     )
 
 
-def tell_positions(made: Any, positions: Tensor) -> None:
+def tell_positions(made: LibraryObject, positions: Tensor) -> None:
     """Tell a cache the positions of the tokens before, (B, past), where indexers read them."""
     axes = positions.expand(3, -1, -1)
     made.position_ids = axes  # transformers 5.18
@@ -127,7 +130,7 @@ def _place(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split("_")[1:])
 
 
-def _fill(layer: Any, state_cache: StateCache, index: int) -> None:
+def _fill(layer: LibraryObject, state_cache: StateCache, index: int) -> None:
     keys = state_cache.past.get(f"{KEYS}_{index}")
     if keys is not None:
         # Latents without a part that turns have values of width 0, which are not kept.
@@ -142,7 +145,7 @@ def _fill(layer: Any, state_cache: StateCache, index: int) -> None:
         _slide(layer)
 
 
-def _slide(layer: Any) -> None:
+def _slide(layer: LibraryObject) -> None:
     """Let ``layer`` keep the rows of its window, always as many."""
     kept = layer.sliding_window - 1
 
@@ -151,7 +154,9 @@ def _slide(layer: Any) -> None:
             past = new.new_zeros(*new.shape[:2], kept, new.shape[3])
         return torch.cat([past, new], 2)
 
-    def update(key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        key: Tensor, value: Tensor, *args: Any, **kwargs: LibraryObject
+    ) -> tuple[Tensor, Tensor]:
         all_keys, all_values = joined(layer.keys, key), joined(layer.values, value)
         layer.keys = all_keys.narrow(2, key.shape[2], kept)
         layer.values = all_values.narrow(2, key.shape[2], kept)
@@ -162,7 +167,7 @@ def _slide(layer: Any) -> None:
     layer.get_mask_sizes = lambda query_length: (kept + query_length, 0)
 
 
-def _tell(layer: Any, state_cache: StateCache, index: int) -> None:
+def _tell(layer: LibraryObject, state_cache: StateCache, index: int) -> None:
     """Let ``layer`` tell of states to ``state_cache`` instead of keeping them."""
 
     def name(state_idx: int) -> str:

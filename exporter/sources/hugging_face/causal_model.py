@@ -23,6 +23,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.patches import parameters, rotary
 from linexport.sources.hugging_face.heads import CAUSAL, Head
 from linexport.system.torch_internals.modules import Change, ConvertibleModule
+from linexport.system.untyped import LibraryObject
 from linexport.system.versions import TRANSFORMERS
 
 
@@ -41,7 +42,7 @@ DEFAULT_PARAMETERS = parameters.signature(_usual)
 
 
 @contextmanager
-def last_hidden_states(model: Any, collect: bool = True) -> Iterator[list[Tensor]]:
+def last_hidden_states(model: LibraryObject, collect: bool = True) -> Iterator[list[Tensor]]:
     """Collect what the decoder of a model gives to its head, call by call: (B, T, width) each."""
     found: list[Tensor] = []
     if not collect:
@@ -57,7 +58,7 @@ def last_hidden_states(model: Any, collect: bool = True) -> Iterator[list[Tensor
 class CausalModel(nn.Module):
     """A model of transformers with what is to be known of its call."""
 
-    def __init__(self, model: Any, head: Head = CAUSAL) -> None:
+    def __init__(self, model: LibraryObject, head: Head = CAUSAL) -> None:
         super().__init__()
         self.model, self.head = model, head
         taken, inner = (

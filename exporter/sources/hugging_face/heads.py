@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from linexport.errors import UsageError
 from linexport.manifest.records import HeadName
 from linexport.sources.files import refuse
 from linexport.system.json_object import JsonObject
+from linexport.system.untyped import LibraryObject
 
 HIDDEN = "last_hidden_state"
 """Name of the output that a head for multi-token prediction reads."""
@@ -55,7 +55,7 @@ class Head:
         """True where each token has an output, so that sequences can be fed in pieces."""
         return self.pool is None and not self.pads
 
-    def result(self, output: Any, mask: Tensor) -> Tensor:
+    def result(self, output: LibraryObject, mask: Tensor) -> Tensor:
         """Return the output of the head.
 
         Args:
@@ -65,7 +65,7 @@ class Head:
         values: Tensor = output["last_hidden_state" if self.pool else self.output]
         return values if self.pool is None else self.pool(values, mask)
 
-    def padded(self, model: Any, input_ids: Tensor, mask: Tensor) -> Tensor:
+    def padded(self, model: LibraryObject, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the token ids with the model's own id where the mask says padding."""
         if not self.pads:
             return input_ids
@@ -156,7 +156,7 @@ def check_pooling(pooling: str | None) -> None:
         raise UsageError(f"--pooling is {pooling!r}; expected one of {known}.")
 
 
-def check_padding(folder: Path, head: Head, model: Any) -> None:
+def check_padding(folder: Path, head: Head, model: LibraryObject) -> None:
     """Refuse a classifier of sequences that does not know the token of padding.
 
     Raises:

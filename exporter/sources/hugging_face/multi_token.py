@@ -38,6 +38,7 @@ from linexport.sources.hugging_face.streaming_model import (
 )
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.weights import check_finite
+from linexport.system.untyped import LibraryObject
 
 PREFIX = "mtp."
 """Beginning of the weights' names."""
@@ -71,7 +72,7 @@ class Projection(nn.Module):
 class OriginalPredictor(OriginalCausalModel):
     """The head by the library's own layers: the original."""
 
-    def __init__(self, model: Any, projection: Projection) -> None:
+    def __init__(self, model: LibraryObject, projection: Projection) -> None:
         super().__init__(model)
         self.projection = projection
 
@@ -88,7 +89,7 @@ class OriginalPredictor(OriginalCausalModel):
 class StreamingPredictor(Streaming):
     """The head with its keys and values as inputs and outputs."""
 
-    def __init__(self, model: Any, projection: Projection) -> None:
+    def __init__(self, model: LibraryObject, projection: Projection) -> None:
         super().__init__(model, CAUSAL, hidden=True)
         self.projection = projection
 
@@ -103,7 +104,9 @@ class StreamingPredictor(Streaming):
         return self.advance(self.projection(input_ids, hidden_states), attention_mask, past)
 
 
-def load_predictor(folder: Path, files: Sequence[Path], model: Any, source: Source) -> LoadedModel:
+def load_predictor(
+    folder: Path, files: Sequence[Path], model: LibraryObject, source: Source
+) -> LoadedModel:
     """Return the head of a model, as a model of its own.
 
     Args:
@@ -172,7 +175,7 @@ def _stacked(weights: Mapping[str, Tensor], experts: int) -> dict[str, Tensor]:
 
 
 def _built(
-    folder: Path, weights: Mapping[str, Tensor], model: Any, text: Any
+    folder: Path, weights: Mapping[str, Tensor], model: LibraryObject, text: LibraryObject
 ) -> tuple[object, Projection]:
     """Return a causal model of one layer of attention, with the head's weights, and what is before.
 

@@ -23,6 +23,7 @@ from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.memory_map import mapped_parameters
 from linexport.sources.sizes import float32_bytes
 from linexport.system.json_object import JsonObject
+from linexport.system.untyped import LibraryObject
 
 
 def build_causal(
@@ -31,7 +32,7 @@ def build_causal(
     files: Sequence[Path],
     auto: str,
     trust_remote_code: bool,
-) -> Any:
+) -> LibraryObject:
     """Build a causal model, with attention whose steps can be traced one by one.
 
     Args:
@@ -49,7 +50,7 @@ def build_causal(
     return _pretrained(folder, config, files, auto, "eager", trust_remote_code)
 
 
-def as_published(folder: Path, config: JsonObject, files: Sequence[Path]) -> Any:
+def as_published(folder: Path, config: JsonObject, files: Sequence[Path]) -> LibraryObject:
     """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:

@@ -52,6 +52,7 @@ from linexport.sources.hugging_face.vision.positions import (
     grid_positions,
 )
 from linexport.sources.loaded_model import DecodeModule, VisionTower
+from linexport.system.untyped import LibraryObject
 from linexport.system.versions import TRANSFORMERS
 
 MASK = "mask"
@@ -98,7 +99,7 @@ Outputs = Tensor | tuple[Tensor, Tensor]
 class Streaming(CausalModel):
     """The model with its states as inputs and outputs; to be called within ``patched``."""
 
-    def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
+    def __init__(self, model: LibraryObject, head: Head = CAUSAL, hidden: bool = False) -> None:
         super().__init__(model, head)
         self.gives_hidden = hidden
         self.unknown: set[str] = set()
@@ -195,7 +196,7 @@ class Streaming(CausalModel):
 
 
 @contextmanager
-def swapped(model: Any) -> Iterator[set[str]]:
+def swapped(model: LibraryObject) -> Iterator[set[str]]:
     """Swap the library's functions for linexport's; all are restored afterwards.
 
     Yields:
@@ -230,7 +231,7 @@ class WithEmbeddings(Streaming):
 class WithGrid(Streaming):
     """The model of such a decoder whose tokens of images have row and column as positions."""
 
-    def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
+    def __init__(self, model: LibraryObject, head: Head = CAUSAL, hidden: bool = False) -> None:
         super().__init__(model, head, hidden)
         text_positions.mark(model)
 

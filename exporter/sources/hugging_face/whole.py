@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from linexport.sources.hugging_face.folder import CONFIG, digest, read_config, w
 from linexport.sources.hugging_face.pretrained import as_published
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
+from linexport.system.untyped import LibraryObject
 
 EXAMPLE = (2, 8)
 
@@ -35,7 +35,7 @@ class Whole(nn.Module):
         UnsupportedModelError: the model takes something else than tokens.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LibraryObject) -> None:
         super().__init__()
         if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
             raise UnsupportedModelError(
@@ -86,7 +86,7 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
     )
 
 
-def whole(model: Any, source: Source) -> LoadedModel:
+def whole(model: LibraryObject, source: Source) -> LoadedModel:
     """A model that is in memory already.
 
     Raises:

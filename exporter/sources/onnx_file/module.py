@@ -20,7 +20,7 @@ from linexport.sources.onnx_file.retyped import BFLOAT16, DOUBLE, HALF, Kinds, h
 from linexport.system.time_limit import opening, watched
 from linexport.system.torch_internals.modules import Change, ConvertibleModule
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, np.dtype[np.generic]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
     "tensor(float16)": np.dtype(np.float16),

@@ -13,9 +13,9 @@ import logging
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from linexport.errors import EnvironmentProblemError
+from linexport.system.untyped import TorchInternal
 from linexport.system.versions import TORCH
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Internal:
     purpose: str
     without: str | None = None
 
-    def find(self) -> Any:
+    def find(self) -> TorchInternal:
         """Return what has this name; None where this torch has not."""
         try:
             found: object = importlib.import_module(self.module)
@@ -49,7 +49,7 @@ class Internal:
             log.info("torch has no %s.%s", self.module, self.name)
         return found
 
-    def need(self) -> Any:
+    def need(self) -> TorchInternal:
         """Return what has this name.
 
         Raises:
@@ -60,7 +60,7 @@ class Internal:
             raise self.gone(self.name)
         return found
 
-    def of(self, holder: object, name: str) -> Any:
+    def of(self, holder: object, name: str) -> TorchInternal:
         """Return an attribute of an object that is one of these.
 
         Raises:
@@ -81,7 +81,7 @@ class Internal:
         """Return what has it as an attribute, and the name there; None where nothing has."""
         if self.find() is None:
             return None
-        owner: Any = importlib.import_module(self.module)
+        owner: TorchInternal = importlib.import_module(self.module)
         *path, name = self.name.split(".")
         for part in path:
             owner = getattr(owner, part)

@@ -17,17 +17,17 @@ import copy
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
-from typing import Any
 from unittest import mock
 
 import torch
 from torch.fx import Node
 
 from linexport.system.torch_internals import Internal
+from linexport.system.untyped import Keywords, TorchCallable, TorchInternal
 
 SLOWER = "left alone: every export takes longer"
 
@@ -115,11 +115,11 @@ DEVICES = ("CPU", "CUDA", "MPS", "Meta", "XPU")
 """Devices that a model may be on, as torch's dispatcher calls them."""
 
 _exporting = threading.RLock()
-_tables: dict[tuple[int, bool], Any] = {}
+_tables: dict[tuple[int, bool], TorchInternal] = {}
 
 
 @contextmanager
-def _replaced(internal: Internal, change: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(internal: Internal, change: Callable[[TorchInternal], object]) -> Iterator[None]:
     """Put something else in the place of a name of torch; do nothing where it is gone."""
     place = internal.holder()
     if place is None:
@@ -137,7 +137,7 @@ def translations_read_once() -> Iterator[None]:
         yield
 
 
-def _once(original: Callable[..., Any]) -> staticmethod[[int], object]:
+def _once(original: TorchCallable) -> staticmethod[[int], object]:
     def from_torchlib(opset_version: int) -> object:
         # torchvision's operators are in the table only once it has been imported.
         key = opset_version, "torchvision" in sys.modules
@@ -153,7 +153,7 @@ def _once(original: Callable[..., Any]) -> staticmethod[[int], object]:
     return staticmethod(from_torchlib)
 
 
-def decompositions(opset: int, translated: Collection[object]) -> Any:
+def decompositions(opset: int, translated: Collection[object]) -> TorchInternal:
     """Return the decompositions of what ``torch.onnx`` does not translate.
 
     Args:
@@ -176,7 +176,7 @@ def work_left_out() -> Iterator[None]:
         yield
 
 
-def _of_devices(keys: list[Any]) -> list[object]:
+def _of_devices(keys: list[TorchInternal]) -> list[object]:
     """Return the dispatch keys of ``DEVICES`` alone."""
     return [key for key in keys if key.name.removeprefix("Autograd") in DEVICES]
 
@@ -187,7 +187,7 @@ def _promoted(original: Callable[..., object]) -> Callable[[object, Node], objec
     if not all(part.find() for part in PROMOTING):
         return original
 
-    def run_node(interpreter: Any, node: Node) -> object:
+    def run_node(interpreter: TorchInternal, node: Node) -> object:
         if node.op != "call_function" or "val" not in node.meta:
             return original(interpreter, node)
         with interpreter._set_current_node(node):
@@ -199,7 +199,7 @@ def _promoted(original: Callable[..., object]) -> Callable[[object, Node], objec
     return run_node
 
 
-CHANGES: tuple[tuple[Internal, Callable[[Any], Any]], ...] = (
+CHANGES: tuple[tuple[Internal, Callable[[TorchInternal], object]], ...] = (
     (COMPOSITES, cache),
     (ALIAS_KEYS, _of_devices),
     (BACKEND_KEYS, _of_devices),
@@ -219,7 +219,7 @@ def without_fake_cache() -> Iterator[None]:
         yield
 
 
-def _config() -> Any:
+def _config() -> TorchInternal:
     return importlib.import_module(FAKE_CACHE.module)
 
 
@@ -228,15 +228,15 @@ def control_flow_as_it_is() -> Iterator[None]:
     """Run ``torch.cond``, ``while_loop`` and ``scan`` without compiling them."""
 
     def call(
-        fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        fn: Callable[..., object], args: Sequence[TorchInternal], kwargs: Keywords | None = None
+    ) -> TorchInternal:
         return fn(*args, **(kwargs or {}))
 
     with _replaced(CONTROL_FLOW, lambda _: call):
         yield
 
 
-def fake_values() -> tuple[type[torch.Tensor], Callable[[], Any]]:
+def fake_values() -> tuple[type[torch.Tensor], TorchCallable]:
     """Return the class of tensors without values, and a context in which operators take them.
 
     Raises:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from linexport.system.torch_internals import Internal
+from linexport.system.untyped import TorchInternal
 
 READER = Internal(
     "torch._C",
@@ -25,7 +25,7 @@ ARCHIVE = Internal(
 )
 
 
-def archive(opened: object) -> Any:
+def archive(opened: object) -> TorchInternal:
     """Return torch's own reader of a zip archive.
 
     Raises:
@@ -35,7 +35,7 @@ def archive(opened: object) -> Any:
     return READER.need()(opened)
 
 
-def schema() -> Any:
+def schema() -> TorchInternal:
     """Return the module of the classes that an exported program is read to.
 
     Raises:
@@ -45,7 +45,7 @@ def schema() -> Any:
     return importlib.import_module(SCHEMA.module)
 
 
-def serialize() -> Any:
+def serialize() -> TorchInternal:
     """Return the module that reads them.
 
     Raises:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor, nn
 
 from linexport.system.torch_internals import Internal
+from linexport.system.untyped import TorchInternal
 
 APPLY = Internal(
     "torch.nn",
@@ -31,7 +32,7 @@ class ConvertibleModule(nn.Module):
         """
         plain()
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _apply(self, fn: TorchInternal, recurse: bool = True) -> Self:
         apply = super()._apply
         self.converted(fn, lambda: apply(fn, recurse))
         return self

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from linexport.system.torch_internals import Internal
+from linexport.system.untyped import Keywords, TorchInternal
 
 MODE = Internal(
     "torch.utils._python_dispatch",
@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode  # no
 __all__ = ["OperatorMode", "Overload", "arguments", "has_kernel", "makes_values", "name_of"]
 
 
-def schema(operator: object) -> Any:
+def schema(operator: object) -> TorchInternal:
     """Return the schema of an operator; None of another function."""
     return getattr(operator, "_schema", None)
 
@@ -52,9 +52,7 @@ def argument_names(operator: object) -> list[str] | None:
     return None if found is None else [a.name for a in found.arguments]
 
 
-def arguments(
-    operator: object, args: Sequence[object], kwargs: Mapping[str, object]
-) -> dict[str, Any]:
+def arguments(operator: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Keywords:
     """Return the arguments of a call by name, with the defaults of those left out."""
     declared = schema(operator).arguments
     given = {a.name: a.default_value for a in declared if a.has_default_value()}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from linexport.system.torch_internals import Internal
+from linexport.system.untyped import TorchInternal
 
 SIZE = Internal("torch", "SymInt", "reads the expression that a size stands for")
 NODE = Internal(
@@ -39,7 +40,7 @@ Symbol = Any
 """A symbol of sympy."""
 
 
-def expression(size: torch.SymInt) -> Any:
+def expression(size: torch.SymInt) -> TorchInternal:
     """Return what a size is, as an expression of sympy."""
     return _node(size, "expr")
 
@@ -85,16 +86,16 @@ def as_size(size: torch.SymInt, symbol: Symbol, number: int) -> torch.SymInt:
     return found
 
 
-def guards(size: torch.SymInt) -> Iterator[Any]:
+def guards(size: torch.SymInt) -> Iterator[TorchInternal]:
     """Yield what torch saw of the sizes of a trace, as expressions."""
     yield from (guard.expr for guard in _environment(size, "guards"))
 
 
-def _node(size: torch.SymInt, name: str) -> Any:
+def _node(size: torch.SymInt, name: str) -> TorchInternal:
     return NODE.of(SIZE.of(size, "node"), name)
 
 
-def _environment(size: torch.SymInt, name: str) -> Any:
+def _environment(size: torch.SymInt, name: str) -> TorchInternal:
     return ENVIRONMENT.of(_node(size, "shape_env"), name)
 
 
@@ -124,7 +125,7 @@ def comparing_by(known: Callable[[torch.SymInt, int], bool]) -> Iterator[None]:
     saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
 
     def comparing(name: str) -> Callable[[torch.SymInt, object], object]:
-        def compare(size: torch.SymInt, number: object) -> Any:
+        def compare(size: torch.SymInt, number: object) -> TorchInternal:
             caller = getattr(inspect.currentframe(), "f_back", None)
             in_torch = caller is not None and caller.f_code.co_filename.startswith(TORCH)
             if not in_torch and type(number) is int and known(size, number):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.device_array import DeviceArray
 
 SETTING = {"enable_cuda_graph": "1"}
@@ -40,8 +41,8 @@ class _Call:
 
     binding: object
     options: Any
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
+    inputs: Mapping[str, ArrayLike]
+    outputs: Mapping[str, ArrayLike]
 
 
 class OrtGraphs:
@@ -64,7 +65,7 @@ class OrtGraphs:
 
     def run(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, ArrayLike],
         following: Places,
         launch: Callable[[], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
@@ -88,7 +89,7 @@ class OrtGraphs:
             self._met[key] = {name: np.empty_like(value) for name, value in outputs.items()}
         return outputs
 
-    def _replay(self, call: _Call, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _replay(self, call: _Call, inputs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
         for name, value in call.inputs.items():
             value.update_inplace(np.ascontiguousarray(inputs[name]))
         self._inner.run_with_iobinding(call.binding, call.options)
@@ -97,13 +98,13 @@ class OrtGraphs:
         return {n: x.copy() for n, x in found.items()} if self._device[0] == "cpu" else found
 
     def _bound(
-        self, inputs: Mapping[str, Any], following: Places, outputs: Mapping[str, np.ndarray]
+        self, inputs: Mapping[str, ArrayLike], following: Places, outputs: Mapping[str, np.ndarray]
     ) -> _Call:
         import onnxruntime
 
         binding, place = self._inner.io_binding(), onnxruntime.OrtValue.ortvalue_from_shape_and_type
 
-        def own(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        def own(arrays: Mapping[str, np.ndarray]) -> dict[str, ArrayLike]:
             return {n: place(x.shape, x.dtype, *self._device) for n, x in arrays.items()}
 
         given = own({n: x for n, x in inputs.items() if not isinstance(x, DeviceArray)})
@@ -129,7 +130,7 @@ def _options(number: int) -> object:
     return options
 
 
-def _key(inputs: Mapping[str, Any], following: Places) -> object:
+def _key(inputs: Mapping[str, ArrayLike], following: Places) -> object:
     """Return what makes calls the same; None where it is not worth a graph."""
     host = {n: x for n, x in inputs.items() if not isinstance(x, DeviceArray)}
     if sum(x.nbytes for x in host.values()) > LARGEST:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from linexport.errors import UsageError
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime import dlpack
 
 INTERFACE = "__cuda_array_interface__"
@@ -110,7 +111,7 @@ class DeviceArray:
         self._owner, self.address = owner, address
 
     @classmethod
-    def of(cls, device: Memory, values: Any) -> DeviceArray:
+    def of(cls, device: Memory, values: ArrayLike) -> DeviceArray:
         """Return an array of the host on the device; ``values`` may change afterwards."""
         made = cls(device, values.shape, values.dtype)
         made._put(values)
@@ -160,7 +161,7 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, ArrayLike]:
         """Describe the memory; there is nothing to wait for.
 
         Raises:
@@ -260,7 +261,7 @@ class DeviceArray:
         offset = start * prod(self.shape[1:]) * self.dtype.itemsize
         return DeviceArray(self.device, shape, self.dtype, self._owner, self.address + offset)
 
-    def _put(self, values: Any) -> None:
+    def _put(self, values: ArrayLike) -> None:
         if (tuple(values.shape), values.dtype) != (self.shape, self.dtype):
             raise ValueError(f"found {values.shape} {values.dtype}; expected {self.shape}")
         with self.device.current():
@@ -277,7 +278,7 @@ def is_on_device(values: object, kind: int) -> bool:
     return hasattr(values, INTERFACE) or dlpack.kind_of(values) == kind
 
 
-def _check_contiguous(shape: tuple[int, ...], strides: Any, dtype: np.dtype[Any]) -> None:
+def _check_contiguous(shape: tuple[int, ...], strides: Any, dtype: np.dtype[np.generic]) -> None:
     if strides is not None and tuple(strides) != _strides(shape, dtype.itemsize):
         raise UsageError(
             f"Found an array on the GPU of shape {shape} with strides {tuple(strides)}; expected "

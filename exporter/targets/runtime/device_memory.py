@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from linexport.system.time_limit import watched
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime import dlpack
 from linexport.targets.runtime.cuda_graphs import OrtGraphs
 from linexport.targets.runtime.device_array import DeviceArray
@@ -55,7 +56,7 @@ class OrtMemory:
         if found is not None:
             self.name, self.kind, self.index = "cuda", dlpack.CUDA, found.device_id
         self._inner = inner
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, ArrayLike] = {}
         self._blocks = Blocks(self._take, lambda address: self._held.pop(address), self.wait)
         shapes = {i.name: i.shape for i in inner.get_inputs()}
         outputs = {o.name: o.shape for o in inner.get_outputs()}
@@ -65,7 +66,9 @@ class OrtMemory:
         self._graphs = OrtGraphs(inner, self.name, self.index) if captures else None
         self._turn: AbstractContextManager[Any] = threading.Lock() if captures else nullcontext()
 
-    def run(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, ArrayLike], arrays: Mapping[str, ArrayLike]
+    ) -> dict[str, ArrayLike]:
         """Run the model with some outputs written to arrays that are there; return the others.
 
         A state is returned where its past was.
@@ -88,8 +91,11 @@ class OrtMemory:
         return {**following, **found}
 
     def _launch(
-        self, inputs: Mapping[str, Any], given: Mapping[str, Any], stay: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self,
+        inputs: Mapping[str, ArrayLike],
+        given: Mapping[str, ArrayLike],
+        stay: Mapping[str, ArrayLike],
+    ) -> dict[str, ArrayLike]:
         """Run the model with outputs written to ``given``; return the others, ``stay`` in place."""
         others = [name for name in self._outputs if name not in given]
         binding = self._inner.io_binding()
@@ -107,7 +113,7 @@ class OrtMemory:
         made = dict(zip(others, binding.get_outputs()[len(given) :], strict=True))
         return {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}
 
-    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """Return arrays on the device; those that are there stay as they are."""
         return {
             name: x if isinstance(x, DeviceArray) else DeviceArray.of(self, x)
@@ -118,12 +124,12 @@ class OrtMemory:
         """Return an array on the device, of any values."""
         return DeviceArray(self, shape, dtype)
 
-    def _place(self, array: Any) -> tuple[str, int, object, tuple[int, ...], int]:
+    def _place(self, array: ArrayLike) -> tuple[str, int, object, tuple[int, ...], int]:
         if isinstance(array, DeviceArray):
             return self.name, self.index, array.dtype, array.shape, array.address
         return "cpu", 0, array.dtype, array.shape, int(array.ctypes.data)
 
-    def _array(self, value: Any) -> DeviceArray:
+    def _array(self, value: ArrayLike) -> DeviceArray:
         import onnx
 
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linexport.errors import UsageError
+from linexport.system.untyped import ArrayLike
 
 CPU, CUDA = 1, 2
 """Kinds of devices."""
@@ -83,7 +83,7 @@ def capsule(
     owner: object,
     address: int,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: np.dtype[np.generic],
     index: int,
     kind: int,
 ) -> object:
@@ -123,7 +123,7 @@ class Described:
     capsule: object
     address: int
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     strides: tuple[int, ...] | None
     index: int
 
@@ -134,7 +134,7 @@ def kind_of(values: object) -> int | None:
     return None if found is None else int(found()[0])
 
 
-def described(values: Any) -> Described:
+def described(values: ArrayLike) -> Described:
     """Describe the memory of an array that another library keeps on a GPU.
 
     What the library still writes to it is done once ``LEGACY_STREAM`` is.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
 
     from linexport.graph.external_data import ModelSource
 
@@ -21,7 +22,7 @@ Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
 """Returns the graph to run, or the very one that it is given."""
 
 
-def given(source: ModelSource, options: Any) -> bytes | str:
+def given(source: ModelSource, options: onnxruntime.SessionOptions) -> bytes | str:
     """Return a model as ONNX Runtime takes it.
 
     Args:
@@ -59,7 +60,7 @@ def changed_graph(source: ModelSource, change: Change) -> tuple[ModelSource, onn
     return external_data.ModelFile(content, folder), changed
 
 
-def write_profile(options: Any, folder: Path) -> None:
+def write_profile(options: onnxruntime.SessionOptions, folder: Path) -> None:
     """Have a session write a profile and its optimised graph to a folder."""
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
@@ -69,7 +70,9 @@ def write_profile(options: Any, folder: Path) -> None:
     )
 
 
-def session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:
+def session_options(
+    threads: int, taking_turns: bool, low_memory: bool
+) -> onnxruntime.SessionOptions:
     """Return ONNX Runtime's options; arguments are those of ``OrtSession``."""
     import onnxruntime
 

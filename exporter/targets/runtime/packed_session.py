@@ -8,11 +8,11 @@ Inputs among which there is ``cu_seqlens`` are side by side already.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from linexport.manifest.records import TOKENS
+from linexport.system.untyped import ArrayLike
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering.packed_batches import ENDS
 
@@ -43,7 +43,7 @@ class PackedSession:
         infos = (*self.inner.get_inputs(), *self.inner.get_outputs())
         self.axes = {i.name: i.shape.index(TOKENS) for i in infos if TOKENS in i.shape}
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
         """See ``InferenceSession``."""
         return self._called(self._session.run, inputs)
 
@@ -53,12 +53,12 @@ class PackedSession:
         """See ``OutputWriter``; the outputs that have arrays are states."""
         return self._called(lambda given: self._session.run_into(given, arrays), inputs)
 
-    def length(self, inputs: Mapping[str, Any]) -> int:
+    def length(self, inputs: Mapping[str, ArrayLike]) -> int:
         """Return the number of tokens of inputs."""
         name = next(name for name in inputs if name in self.axes)
         return int(inputs[name].shape[self.axes[name]])
 
-    def run_sequences(self, given: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    def run_sequences(self, given: Sequence[Mapping[str, object]]) -> list[dict[str, ArrayLike]]:
         """Return the outputs of sequences of any lengths, computed side by side in one call.
 
         Args:
@@ -80,7 +80,7 @@ class PackedSession:
         self,
         call: Callable[[Mapping[str, object]], dict[str, object]],
         inputs: Mapping[str, object],
-    ) -> dict[str, Any]:
+    ) -> dict[str, ArrayLike]:
         if ENDS in inputs:
             return call(inputs)
         rows = {name: np.asarray(x) for name, x in inputs.items() if name in self.axes}
@@ -96,7 +96,7 @@ class PackedSession:
         joined = first.reshape(1, -1, *first.shape[2:])
         return np.ascontiguousarray(np.moveaxis(joined, 1, axis))
 
-    def _split(self, name: str, values: Any, batch: int) -> Any:
+    def _split(self, name: str, values: ArrayLike, batch: int) -> ArrayLike:
         if name not in self.axes:
             return values
         axis = self.axes[name]

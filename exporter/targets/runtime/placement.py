@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -28,6 +28,9 @@ from linexport.system.time_limit import opening
 from linexport.targets.lowering import op_functions
 from linexport.targets.runtime.providers import PROVIDERS, Execution, add_provider
 from linexport.targets.runtime.shape_arithmetic import shape_arithmetic
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 RECORDED = "session.record_ep_graph_assignment_info"
 """Setting of ONNX Runtime: keep which provider got which node."""
@@ -70,7 +73,7 @@ def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
 def open_placed(
     source: bytes | str,
     graph: onnx.ModelProto,
-    options: Any,
+    options: onnxruntime.SessionOptions,
     execution: Execution,
     threads: int,
     settings: Mapping[str, str] | None = None,

@@ -27,6 +27,7 @@ from linexport.system import environment
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -201,7 +202,10 @@ def is_beside(provider: Provider) -> bool:
 
 
 def add_provider(
-    options: Any, name: str, threads: int, more: Mapping[str, str] | None = None
+    options: onnxruntime.SessionOptions,
+    name: str,
+    threads: int,
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Make sessions that are opened with these options use a provider.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -21,6 +21,9 @@ from linexport.targets.trt.log import Log
 from linexport.targets.trt.parser_form import by_plugin, namespaces
 from linexport.targets.trt.profiles import Profile
 from linexport.targets.trt.timing_cache import timing_cache
+
+if TYPE_CHECKING:
+    import tensorrt as trt
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _config(flavour: Flavour, builder: Any, sm: int) -> Any:
+def _config(flavour: Flavour, builder: trt.IBuilder, sm: int) -> trt.IBuilderConfig:
     module = flavour.load()
     config = builder.create_builder_config()
     config.profiling_verbosity = module.ProfilingVerbosity.DETAILED
@@ -133,7 +136,11 @@ def _config(flavour: Flavour, builder: Any, sm: int) -> Any:
 
 
 def _add_profiles(
-    builder: Any, config: Any, network: Any, model: onnx.ModelProto, profiles: Sequence[Profile]
+    builder: trt.IBuilder,
+    config: trt.IBuilderConfig,
+    network: trt.INetworkDefinition,
+    model: onnx.ModelProto,
+    profiles: Sequence[Profile],
 ) -> None:
     shapes = {i.name: [dim_of(d) for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     kept = [network.get_input(i).name for i in range(network.num_inputs)]
@@ -155,7 +162,11 @@ def _named(name: str, size: int | str | None, profile: Profile) -> int | str:
 
 
 def _problem(
-    flavour: Flavour, what: str, log: Log, more: Sequence[str] = (), parser: Any = None
+    flavour: Flavour,
+    what: str,
+    log: Log,
+    more: Sequence[str] = (),
+    parser: trt.OnnxParser | None = None,
 ) -> str:
     errors = [parser.get_error(i) for i in range(parser.num_errors)] if parser else []
     found = [*more, *(f"{e.desc()} ({e.node_operator()} {e.node_name()})" for e in errors)]

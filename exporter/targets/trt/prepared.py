@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any
 
 import numpy as np
 import onnx
@@ -202,7 +201,7 @@ def _cpp(converted: Converted, own: bool) -> dict[str, str]:
     }
 
 
-def _start(value: float, element: np.dtype[Any]) -> str:
+def _start(value: float, element: np.dtype[np.generic]) -> str:
     """Bytes of an element as C++ lists them; none where they are zeros."""
     found = np.array(value, element).tobytes()
     return f"{{{', '.join(map(str, found)) if any(found) else ''}}}"

@@ -28,6 +28,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
+from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.device_array import DeviceArray, DeviceBlock, is_on_device
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.engine import OpenedEngine
@@ -171,7 +172,7 @@ class EngineSession:
         self._blocks: dict[str, tuple[int, DeviceBlock]] = {}
         self.close = weakref.finalize(self, _close, self.device, self.engine, self.graphs)
 
-    def run(self, inputs: Mapping[str, Any], in_place: bool = False) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, ArrayLike], in_place: bool = False) -> dict[str, ArrayLike]:
         """Return the outputs by name.
 
         ``in_place`` gives present states the memory of their pasts, where their kernels allow it;
@@ -185,7 +186,7 @@ class EngineSession:
 
     def run_into(
         self, inputs: Mapping[str, object], arrays: Mapping[str, object], in_place: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, ArrayLike]:
         """Run the engine with some outputs written to arrays on the GPU; return the others.
 
         Arguments and errors are those of ``run``.
@@ -195,7 +196,7 @@ class EngineSession:
         with self.device.current():
             return _EngineCall(self, inputs, arrays, in_place).run()
 
-    def hold(self, arrays: Mapping[str, object]) -> dict[str, Any]:
+    def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """Return arrays on the GPU; those that are there stay as they are."""
         with self.device.current():
             return {
@@ -208,7 +209,7 @@ class EngineSession:
         with self.device.current():
             return DeviceArray(self.device, shape, dtype)
 
-    def array(self, values: Any) -> Any:
+    def array(self, values: ArrayLike) -> ArrayLike:
         """Return an array of the GPU in its memory, and any other one as NumPy's.
 
         Raises:
@@ -218,7 +219,7 @@ class EngineSession:
             return DeviceArray.wrap(self.device, values)
         return np.asarray(values)
 
-    def time(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def time(self, inputs: Mapping[str, np.ndarray]) -> dict[str, ArrayLike]:
         """Return milliseconds of a step as ``generate`` makes it: launched, and replayed.
 
         States are on the GPU and go from call to call; the other inputs come from the host, and the
@@ -275,8 +276,8 @@ class _EngineCall:
     def __init__(
         self,
         session: EngineSession,
-        inputs: Mapping[str, Any],
-        arrays: Mapping[str, Any],
+        inputs: Mapping[str, ArrayLike],
+        arrays: Mapping[str, ArrayLike],
         in_place: bool,
     ) -> None:
         self.session, self.device, self.engine = session, session.device, session.engine
@@ -286,10 +287,10 @@ class _EngineCall:
         self.inputs = {n: self._typed(n, inputs[n]) for n in self.engine.inputs}
         self.arrays, self.in_place = arrays, in_place
         self.places: dict[str, int] = {}
-        self.outputs: dict[str, Any] = {}
+        self.outputs: dict[str, ArrayLike] = {}
         self.kept: list[Any] = []
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, ArrayLike]:
         """Bind, launch and wait; return the outputs that have no array of their own yet."""
         for name, values in self.inputs.items():
             self.context.set_input_shape(name, tuple(values.shape))
@@ -352,7 +353,7 @@ class _EngineCall:
         self.outputs[name] = np.empty(shape, dtype) if found is None else found
         return address
 
-    def _overwrites(self, name: str, before: Any, size: int) -> bool:
+    def _overwrites(self, name: str, before: ArrayLike, size: int) -> bool:
         able = self.in_place and name in self.session.in_place and before is not None
         return bool(able and before.nbytes == size)
 

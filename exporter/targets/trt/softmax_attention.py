@@ -241,7 +241,7 @@ class _Matcher:
         found = readers[0] if len(readers) == 1 else None
         return found if found is not None and found.op_type in ("MatMul", "Reshape") else None
 
-    def _constant(self, name: str) -> np.ndarray[Any, Any] | None:
+    def _constant(self, name: str) -> np.ndarray | None:
         tensor = self.constants.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 

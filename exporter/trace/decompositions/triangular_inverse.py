@@ -10,7 +10,6 @@ they vanish.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from onnx import helper
 from torch import Tensor
 
+from linexport.system.untyped import TorchCallable
 from linexport.trace.decompositions.named_body import NamedBody, mark
 
 NODE = "TriangularInverse"
@@ -64,7 +64,7 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return inverse @ B if left else B @ inverse
 
 
-SOLVERS: dict[Any, Callable[..., Any]] = {
+SOLVERS: dict[Any, TorchCallable] = {
     torch.linalg.solve_triangular: _solve_triangular,
     torch.linalg.solve: _solve,
     **dict.fromkeys((torch.inverse, torch.linalg.inv, Tensor.inverse), UNMARKED),
@@ -105,7 +105,7 @@ def _transposed(b: NamedBody, x: str) -> str:
 
 
 def _step(
-    b: NamedBody, rest: str, row: str, column: str, size: str, dtype: np.dtype[Any]
+    b: NamedBody, rest: str, row: str, column: str, size: str, dtype: np.dtype[np.generic]
 ) -> onnx.GraphProto:
     """Return the body: from the inverse of blocks of some rows to that of twice as many."""
     inner = NamedBody(b.prefix, b)

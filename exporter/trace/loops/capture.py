@@ -13,7 +13,7 @@ Everything else of the model is traced with that symbol.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from linexport.graph.dims import DIVIDED
 from linexport.system.torch_internals import sizes
+from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 STEPS = 7
 """A number that lists of other things (heads, layers, chunks) seldom have."""
@@ -102,7 +103,11 @@ class _Iterated(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self,
+        function: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         kwargs = kwargs or {}
         if function in (Tensor.__iter__, Tensor.unbind, torch.unbind):
@@ -188,10 +193,10 @@ class Marks(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        function: TorchCallable,
+        types: object,
+        args: Positional = (),
+        kwargs: Keywords | None = None,
     ) -> object:
         kwargs = kwargs or {}
         handler = HANDLERS.get(function)

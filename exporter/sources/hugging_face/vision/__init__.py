@@ -10,13 +10,13 @@ position embeddings. All else is the library's own modules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from linexport.sources.hugging_face.vision import lfm2_vl, qwen3_5
 from linexport.sources.loaded_model import VisionTower
 from linexport.system.json_object import JsonObject
+from linexport.system.untyped import LibraryObject
 
-TOWERS: dict[str, Callable[[Any], VisionTower]] = {
+TOWERS: dict[str, Callable[[LibraryObject], VisionTower]] = {
     "lfm2_vl": lfm2_vl.tower,
     "qwen3_5": qwen3_5.tower,
     "qwen3_5_moe": qwen3_5.tower,

@@ -10,19 +10,18 @@ Row r of h, from a table of n rows, with s = max(n / h, 1):
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from linexport.sources.hugging_face.vision.grid import places
 from linexport.sources.loaded_model import Images, VisionTower
+from linexport.system.untyped import LibraryObject
 
 
 class SiglipVision(nn.Module):
     """The library's modules on one image."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LibraryObject) -> None:
         super().__init__()
         self.vision, self.projector = model.vision_tower, model.multi_modal_projector
 
@@ -59,7 +58,7 @@ def _taps(index: Tensor, size: Tensor, side: int) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def tower(model: Any) -> VisionTower:
+def tower(model: LibraryObject) -> VisionTower:
     """Return the tower of a model with its language model."""
     vision = model.config.vision_config
     return VisionTower(

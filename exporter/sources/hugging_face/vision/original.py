@@ -19,12 +19,13 @@ from linexport.sources.hugging_face.causal_model import OriginalCausalModel
 from linexport.sources.hugging_face.heads import Head
 from linexport.sources.hugging_face.vision.positions import advances, embeddings, grid_positions
 from linexport.sources.loaded_model import Images, VisionTower
+from linexport.system.untyped import LibraryObject
 
 
 class OriginalWithImages(OriginalCausalModel):
     """The model in plain PyTorch."""
 
-    def __init__(self, model: Any, head: Head, vision: VisionTower) -> None:
+    def __init__(self, model: LibraryObject, head: Head, vision: VisionTower) -> None:
         super().__init__(model, head)
         self._image_token, self._inputs = vision.image_token, vision.inputs
 

@@ -14,12 +14,11 @@ are words: the same p_t three times, one more for each.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from linexport.sources.loaded_model import VisionTower
+from linexport.system.untyped import LibraryObject
 
 OFFSETS = 4
 """Numbers of a token in ``position_offsets``."""
@@ -39,7 +38,9 @@ def absent(input_ids: Tensor, vision: VisionTower) -> tuple[Tensor, ...]:
     return (*zeros, input_ids.new_zeros(*input_ids.shape, OFFSETS))
 
 
-def embeddings(model: Any, input_ids: Tensor, inputs_embeds: Tensor, mask: Tensor) -> Tensor:
+def embeddings(
+    model: LibraryObject, input_ids: Tensor, inputs_embeds: Tensor, mask: Tensor
+) -> Tensor:
     """Return the embeddings of tokens, with those given where the mask is 1."""
     own = model.get_input_embeddings()(input_ids)
     return torch.where(mask.bool()[..., None], inputs_embeds, own)

@@ -9,8 +9,6 @@ Position of row r of h in the table: r (n - 1) / (h - 1), so that corners are al
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,12 +16,13 @@ from torch.nn import functional as F
 from linexport.patches.library import of_file
 from linexport.sources.hugging_face.vision.grid import places
 from linexport.sources.loaded_model import Images, VisionTower
+from linexport.system.untyped import LibraryObject
 
 
 class QwenVision(nn.Module):
     """The library's modules on one image."""
 
-    def __init__(self, visual: Any) -> None:
+    def __init__(self, visual: LibraryObject) -> None:
         super().__init__()
         self.visual = visual
 
@@ -55,7 +54,7 @@ def _taps(index: Tensor, size: Tensor, side: int) -> list[tuple[Tensor, Tensor]]
     return [(first, 1 - part), ((first + 1).clamp(max=side - 1), part)]
 
 
-def _attended(attention: Any, x: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
+def _attended(attention: LibraryObject, x: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
     """Attention of all patches of one image to each other."""
     split = attention.qkv(x).reshape(x.shape[0], 3, attention.num_heads, -1)
     query, key, value = split.permute(1, 0, 2, 3).unbind(0)
@@ -67,7 +66,7 @@ def _attended(attention: Any, x: Tensor, turned: tuple[Tensor, Tensor]) -> Tenso
     return result
 
 
-def tower(model: Any) -> VisionTower:
+def tower(model: LibraryObject) -> VisionTower:
     """Return the tower of a model with its language model."""
     visual, config = model.model.visual, model.config
     channels = config.vision_config.in_channels * config.vision_config.temporal_patch_size
