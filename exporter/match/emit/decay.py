@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.tensors import known_shape, static_size
+from linexport.graph.tensors import static_size
 from linexport.match.emit.layout import written_size
 from linexport.match.emit.operands import Factors
 from linexport.match.errors import NotAttentionError
@@ -40,9 +40,9 @@ class Gates(Factors):
 
     def everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Tensor:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""
-        x, groups = gs.Constant(self.name("row"), row), (self.roles.batch, time, heads)
+        groups = (self.roles.batch, time, heads)
         shape = [written_size(size_of(group)) for group in groups]
-        return self.add("Expand", [x, self.shape_of(groups)], row.dtype, shape=shape)
+        return self.op.Expand(row, self.shape_of(groups), shape=shape)
 
     def decay(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """(B, T, heads) or (B, T, heads * channels)."""
@@ -55,8 +55,7 @@ class Gates(Factors):
         x = self.packed_in(groups, found.leaves, heads, dtype)
         if found.coefficient == 1.0:
             return x
-        factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
-        return self.add("Mul", [x, factor], dtype, shape=x.shape)
+        return self.op.Mul(x, found.coefficient)
 
     def stabilized(self, heads: Index) -> list[gs.Variable]:
         """Return query features, key features and decays of pairs, (B, T, heads * 2) each.
@@ -83,8 +82,8 @@ class Gates(Factors):
         largest = self.feature(query, 0, heads)
         if self.roles.from_zero:
             other = self.feature(query, 2, heads)
-            largest = self.add("Max", [largest, other], FLOAT, shape=largest.shape)
-        return self.add("Div", [self.feature(query, 1, heads), largest], FLOAT, shape=largest.shape)
+            largest = self.op.Max(largest, other)
+        return self.op.Div(self.feature(query, 1, heads), largest)
 
     def _exponents_of(
         self, heads: Index
@@ -107,9 +106,7 @@ class Gates(Factors):
         faded = [] if roles.decay is None else [self.decay(FLOAT)]
         if any(x.shape != exponent.shape for x in faded):
             raise NotAttentionError("a maximum is subtracted, and its decay differs in a head")
-        rank = [len(known_shape(exponent))]
-        shape = self.add("Shape", [exponent], np.dtype(np.int64), shape=rank)
-        zero = self.add("ConstantOfShape", [shape], FLOAT, shape=exponent.shape)
+        zero = self.op.ConstantOfShape(self.op.Shape(exponent), shape=exponent.shape)
         summed = self._running_sum(faded[0], zero, heads) if roles.from_zero and faded else zero
         return exponent, zero, faded, summed
 
@@ -130,29 +127,20 @@ class Gates(Factors):
 
     def feature(self, x: gs.Tensor, number: int, heads: Index) -> gs.Tensor:
         """Return one of the features that every head has, (B, T, heads)."""
-        shape = [*known_shape(x)[:2], axis_size(heads)]
-        count = static_size(x, 2) // axis_size(heads)
-        split = gs.Constant(self.name("shape"), np.asarray([0, 0, shape[2], count], np.int64))
-        apart = self.add("Reshape", [x, split], FLOAT, shape=[*shape, count])
-        index = gs.Constant(self.name("index"), np.asarray(number, np.int64))
-        return self.add("Gather", [apart, index], FLOAT, attrs={"axis": 3}, shape=shape)
+        width = axis_size(heads)
+        apart = self.op.Reshape(x, [0, 0, width, static_size(x, 2) // width])
+        return self.op.Gather(apart, np.asarray(number), axis=3)
 
     def _side_by_side(self, features: Sequence[gs.Tensor], heads: Index) -> gs.Tensor:
         """Return several features of every head, (B, T, heads * features)."""
-        last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
-        shape = [*known_shape(features[0]), 1]
-        apart = [self.add("Unsqueeze", [x, last], FLOAT, shape=shape) for x in features]
-        shape = [*shape[:3], len(features)]
-        whole = self.add("Concat", apart, FLOAT, attrs={"axis": 3}, shape=shape)
-        width = len(features) * axis_size(heads)
-        packed = gs.Constant(self.name("shape"), np.asarray([0, 0, width], np.int64))
-        return self.add("Reshape", [whole, packed], FLOAT, shape=[*shape[:2], width])
+        apart = [self.op.Unsqueeze(x, [3]) for x in features]
+        whole = self.op.Concat(*apart, axis=3)
+        return self.op.Reshape(whole, [0, 0, len(features) * axis_size(heads)])
 
     def _running_sum(self, x: gs.Tensor, zero: gs.Tensor, heads: Index) -> gs.Tensor:
         """Return the sum over all tokens so far, (B, T, heads)."""
         count = axis_size(heads)
-        one = gs.Constant(self.name("one"), np.ones((), FLOAT))
-        ones = self.add("Add", [zero, one], FLOAT, shape=zero.shape)
+        ones = self.op.Add(zero, 1.0)
         attributes = {"q_num_heads": count, "kv_num_heads": count, "update_rule": "linear"}
         attributes |= {"causal": 1, "normalize": 0, "scale": 1.0, "eps": 0.0}
         op, name = linear_attention.OP.name, f"{self.root.name}/sum/LinearAttention"

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from linexport.graph.dims import Shape
+from linexport.graph.builder import NodeBuilder
 from linexport.graph.monomials import ONE, Size
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, fresh, size_of
 from linexport.match.forms.terms import Leaf
-from linexport.plugins.ops.op import DOMAIN
-from linexport.plugins.ops.registry import all_ops
 
 
-class Nodes:
+class Nodes(NodeBuilder):
     """Nodes in the order in which they are written.
 
     Args:
         prefix: of all names.
         leaves: tensors of the graph, from which dynamic sizes can be read.
-
-    Attributes:
-        nodes: those written.
     """
 
     def __init__(self, prefix: str, leaves: Sequence[Leaf]) -> None:
-        self.nodes: list[gs.Node] = []
-        self._prefix, self._made = prefix, 0
+        super().__init__(prefix)
         self._sources = _sources(leaves)
 
     def read_sizes(self, leaves: Sequence[Leaf]) -> None:
@@ -158,28 +152,6 @@ class Nodes:
         if np.dtype(x.dtype) == dtype:
             return x
         return self.add("Cast", [x], dtype, attrs={"to": element_type(dtype)}, shape=x.shape)
-
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[gs.Tensor],
-        dtype: np.dtype[np.generic],
-        *,
-        attrs: Mapping[str, object] | None = None,
-        shape: Shape | None = None,
-        name: str | None = None,
-    ) -> gs.Variable:
-        """Write a node of one output, with that dtype and shape, and return the output."""
-        output = gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
-        domain = DOMAIN if op in all_ops() else None
-        name = name or f"{output.name}/{op}"
-        self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [output], domain=domain))
-        return output
-
-    def name(self, hint: str) -> str:
-        """Return a new name."""
-        self._made += 1
-        return f"{self._prefix}/{hint}_{self._made}"
 
 
 def side_by_side(group: Index, leaves: Sequence[Leaf]) -> list[Index]:

@@ -84,21 +84,14 @@ class SignedGates(Gates):
 
     def logarithms_of_sizes(self, rates: gs.Tensor) -> gs.Tensor:
         """Return log |a|, which is -inf where a is 0."""
-        dtype, shape = np.dtype(rates.dtype), rates.shape
-        return self.add("Log", [self.add("Abs", [rates], dtype, shape=shape)], dtype, shape=shape)
+        return self.op.Log(self.op.Abs(rates))
 
     def signs(self, rates: gs.Tensor) -> Signs:
         """Return the signs of the products of later decays."""
-        dtype, (batch, _, width) = np.dtype(rates.dtype), known_shape(rates)
-        zero = gs.Constant(self.name("zero"), np.zeros((), dtype))
-        below = self.add("Less", [rates, zero], np.dtype(bool), shape=rates.shape)
-        count = self.cast(below, COUNT)
-        time = gs.Constant(self.name("axis"), np.asarray(1, LARGE))
-        times = gs.Constant(self.name("axes"), np.asarray([1], LARGE))
-        after = {"exclusive": 1, "reverse": 1}
-        later = self.add("CumSum", [count, time], COUNT, attrs=after, shape=rates.shape)
-        kept = {"keepdims": 0}
-        all_of_them = self.add("ReduceSum", [count, times], COUNT, attrs=kept, shape=[batch, width])
+        dtype, width = np.dtype(rates.dtype), known_shape(rates)[2]
+        count = self.cast(self.op.Less(rates, 0.0), COUNT)
+        later = self.op.CumSum(count, np.asarray(1, LARGE), exclusive=1, reverse=1)
+        all_of_them = self.op.ReduceSum(count, [1], keepdims=0)
         by_channel = width != axis_size(self.layout.value)
         first, second = (self._parity(n, dtype) for n in (later, all_of_them))
         # A normaliser is a sum of keys, which must have the signs then.
@@ -106,11 +99,8 @@ class SignedGates(Gates):
 
     def _parity(self, count: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return (-1)^n."""
-        two = gs.Constant(self.name("two"), np.asarray(2, COUNT))
-        signs = [gs.Constant(self.name("sign"), np.asarray(s, dtype)) for s in (-1, 1)]
-        rest = self.add("Mod", [count, two], COUNT, shape=count.shape)
-        odd = self.cast(rest, np.dtype(bool))
-        return self.add("Where", [odd, *signs], dtype, shape=count.shape)
+        odd = self.cast(self.op.Mod(count, 2), np.dtype(bool))
+        return self.op.Where(odd, *(np.asarray(sign, dtype) for sign in (-1, 1)))
 
     def turned(self, inputs: Sequence[gs.Tensor], signs: Signs) -> list[gs.Tensor]:
         """Return query, key and value of g.
@@ -147,14 +137,11 @@ class SignedGates(Gates):
         dtype, batch = np.dtype(signs.all.dtype), known_shape(signs.all)[0]
         heads, ones = axis_size(self.layout.value), [1] * (len(own) - 1)
         split = [heads, own[0] if signs.by_channel else 1, *ones]
-        target = gs.Constant(self.name("shape"), np.asarray([0, *split], LARGE))
-        turn = self.add("Reshape", [signs.all, target], dtype, shape=[batch, *split])
-        zero = gs.Constant(self.name("zero"), np.zeros([1] * (2 + len(own)), dtype))
-        rest = gs.Constant(self.name("sizes"), np.asarray([heads, *own], LARGE))
-        sizes = [self.shape_of((self.roles.batch,)), rest]
-        shape = self.add("Concat", sizes, LARGE, attrs={"axis": 0}, shape=[2 + len(own)])
-        past = self.add("Expand", [zero, shape], dtype, shape=[batch, heads, *own])
-        return self.add("Mul", [past, turn], dtype, shape=past.shape)
+        turn = self.op.Reshape(signs.all, [0, *split])
+        sizes = self.op.Concat(self.shape_of((self.roles.batch,)), [heads, *own], axis=0)
+        zero = np.zeros([1] * (2 + len(own)), dtype)
+        past = self.op.Expand(zero, sizes, shape=[batch, heads, *own])
+        return self.op.Mul(past, turn)
 
     def _scaled(self, x: gs.Tensor, signs: Signs) -> gs.Tensor:
         heads = axis_size(self.layout.value)

@@ -15,7 +15,6 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.tensors import known_shape, static_size
 from linexport.match.emit.layout import Nodes
-from linexport.plugins.ops import causal_conv
 
 INT64 = np.iinfo(np.int64)
 
@@ -30,22 +29,16 @@ def delayed_tokens(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
         late = _cut(nodes, _padded(nodes, x, by, 0.0), 0, -by)
         late.shape = [batch, length, channels]
         return late
-    across = {"perm": [0, 2, 1]}
     taps = np.tile(np.asarray([1, 0], dtype), (static_size(x, 2), 1, 1))
-    weight = gs.Constant(nodes.name("taps"), taps)
-    shape = [batch, channels, length]
-    x = nodes.add("Transpose", [x], dtype, attrs=across, shape=shape)
-    attributes = {"activation": "none"}
-    x = nodes.add(causal_conv.OP.name, [x, weight], dtype, attrs=attributes, shape=shape)
-    return nodes.add("Transpose", [x], dtype, attrs=across, shape=[batch, length, channels])
+    x = nodes.op.Transpose(x, perm=[0, 2, 1])
+    x = nodes.op.CausalConvWithState(x, taps, dtype=dtype, shape=x.shape, activation="none")
+    return nodes.op.Transpose(x, perm=[0, 2, 1])
 
 
 def delayed_logarithms(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
     """Return x_{t-k} of logarithms of decays, of which some may be -inf."""
     # The tap 0 makes NaN of -inf; exp of this bound is 0 in every dtype.
-    dtype = np.dtype(x.dtype)
-    least = gs.Constant(nodes.name("least"), np.asarray(FORGOTTEN, dtype))
-    return delayed_tokens(nodes, nodes.add("Max", [x, least], dtype, shape=x.shape), by)
+    return delayed_tokens(nodes, nodes.op.Max(x, FORGOTTEN), by)
 
 
 def over_window(nodes: Nodes, x: gs.Tensor, count: int, op: str) -> gs.Tensor:
@@ -70,11 +63,9 @@ def over_window(nodes: Nodes, x: gs.Tensor, count: int, op: str) -> gs.Tensor:
 
 def _padded(nodes: Nodes, x: gs.Tensor, front: int, fill: float) -> gs.Variable:
     """Return rows of a number in front of the tokens."""
-    dtype, (batch, length, channels) = np.dtype(x.dtype), known_shape(x)
-    pads = gs.Constant(nodes.name("pads"), np.asarray([0, front, 0, 0, 0, 0], np.int64))
-    filling = gs.Constant(nodes.name("fill"), np.asarray(fill, dtype))
+    batch, length, channels = known_shape(x)
     shape = [batch, f"{front}+{length}", channels]
-    return nodes.add("Pad", [x, pads, filling], dtype, shape=shape)
+    return nodes.op.Pad(x, [0, front, 0, 0, 0, 0], fill, shape=shape)
 
 
 def _both(nodes: Nodes, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Variable:
@@ -97,30 +88,21 @@ def reversed_tokens(nodes: Nodes, x: gs.Tensor) -> gs.Tensor:
     if x.is_empty():
         return x
     # From the last token to beyond the first, in steps of -1.
-    ends = (("starts", -1), ("ends", INT64.min), ("axes", 1), ("steps", -1))
-    given = [gs.Constant(nodes.name(n), np.asarray([value], np.int64)) for n, value in ends]
-    return nodes.add("Slice", [x, *given], np.dtype(x.dtype), shape=x.shape)
+    return nodes.op.Slice(x, [-1], [INT64.min], [1], [-1], shape=x.shape)
 
 
 def masked_tokens(nodes: Nodes, x: gs.Tensor, mask: gs.Tensor) -> gs.Tensor:
     """Return zeros where the mask, (B, T), is false."""
-    dtype = np.dtype(x.dtype)
-    last = gs.Constant(nodes.name("axes"), np.asarray([2], np.int64))
-    kept = nodes.cast(mask, dtype)
-    kept = nodes.add("Unsqueeze", [kept, last], dtype, shape=[*known_shape(mask), 1])
-    return nodes.add("Mul", [x, kept], dtype, shape=x.shape)
+    kept = nodes.op.Unsqueeze(nodes.cast(mask, np.dtype(x.dtype)), [2])
+    return nodes.op.Mul(x, kept, shape=x.shape)
 
 
 def scaled_tokens(nodes: Nodes, x: gs.Tensor, factor: gs.Tensor, heads: int) -> gs.Tensor:
     """Return x times a factor (B, T, heads) or (B, T, heads * width)."""
-    dtype, shape = np.dtype(x.dtype), list(known_shape(x))
-    if known_shape(factor)[2] == shape[2]:
-        return nodes.add("Mul", [x, factor], dtype, shape=shape)
-    split = [*shape[:2], heads, static_size(x, 2) // heads]
-    sizes = gs.Constant(nodes.name("shape"), np.asarray([0, 0, heads, -1], np.int64))
-    packed = gs.Constant(nodes.name("shape"), np.asarray([0, 0, shape[2]], np.int64))
-    last = gs.Constant(nodes.name("axes"), np.asarray([3], np.int64))
-    factor = nodes.add("Unsqueeze", [factor, last], dtype, shape=[*known_shape(factor), 1])
-    x = nodes.add("Reshape", [x, sizes], dtype, shape=split)
-    x = nodes.add("Mul", [x, factor], dtype, shape=split)
-    return nodes.add("Reshape", [x, packed], dtype, shape=shape)
+    *_, width = known_shape(x)
+    if known_shape(factor)[2] == width:
+        return nodes.op.Mul(x, factor, shape=x.shape)
+    factor = nodes.op.Unsqueeze(factor, [3])
+    apart = nodes.op.Reshape(x, [0, 0, heads, -1])
+    scaled = nodes.op.Mul(apart, factor, shape=apart.shape)
+    return nodes.op.Reshape(scaled, [0, 0, static_size(x, 2)])
