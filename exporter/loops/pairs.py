@@ -9,9 +9,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.dims import Shape
-from linexport.graph.tensors import known_shape
 from linexport.loops.linearize_step import Column
-from linexport.match.emit.complex_diagonal import FLOAT, LARGE, Pair, Turns
+from linexport.match.emit.complex_diagonal import LARGE, Pair, Turns
 
 
 @dataclass(frozen=True)
@@ -67,27 +66,17 @@ class StatePairs:
 
     def joined(self, turns: Turns, parts: Pair) -> list[gs.Tensor]:
         """Return states of all tokens, (T, *state), from parts (B, T, N)."""
-        rank = len(self.shape)
-        sizes = gs.Constant(turns.name("shape"), np.asarray([0, 0, *self.shape[1:]], LARGE))
-        perm = {"perm": [1, 0, *range(2, rank + 1)]}
+        sizes, perm = [0, 0, *map(int, self.shape[1:])], [1, 0, *range(2, len(self.shape) + 1)]
         first, whole = list[gs.Tensor](), [turns.length, turns.batch, *self.shape[1:]]
         for part in parts:
-            shape = [*known_shape(part)[:2], *self.shape[1:]]
-            x = turns.add("Reshape", [part, sizes], FLOAT, shape=shape)
-            first.append(turns.add("Transpose", [x], FLOAT, attrs=perm, shape=whole))
+            first.append(turns.op.Transpose(turns.op.Reshape(part, sizes), perm=perm, shape=whole))
         if self.axis is None:
             return first
-        along = {"axis": self.axis + 1 + self.alternate}
-        shape = [turns.length, *self._whole(turns.batch)]
+        axis = self.axis + 1 + self.alternate
         if not self.alternate:
-            return [turns.add("Concat", first, FLOAT, attrs=along, shape=shape)]
-        axes = gs.Constant(turns.name("axes"), np.asarray([self.axis + 2], LARGE))
-        wide = [*whole[: self.axis + 2], 1, *whole[self.axis + 2 :]]
-        first = [turns.add("Unsqueeze", [x, axes], FLOAT, shape=wide) for x in first]
-        wide[self.axis + 2] = 2
-        both = turns.add("Concat", first, FLOAT, attrs=along, shape=wide)
-        sizes = gs.Constant(turns.name("shape"), np.asarray([0, 0, *shape[2:]], LARGE))
-        return [turns.add("Reshape", [both, sizes], FLOAT, shape=shape)]
+            return [turns.op.Concat(*first, axis=axis)]
+        both = turns.op.Concat(*(turns.op.Unsqueeze(x, [axis]) for x in first), axis=axis)
+        return [turns.op.Reshape(both, [0, 0, *map(int, self._whole(turns.batch)[1:])])]
 
     def _whole(self, batch: int | str) -> list[int | str]:
         shape = [batch, *self.shape[1:]]

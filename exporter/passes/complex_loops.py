@@ -227,12 +227,8 @@ class _Turning:
             raise NoMatchError("nothing of the tokens is added to its state")
         a, b = (self._packed(lifted, x) for x in turning)
         parts = [None if x is None else self._packed(lifted, x) for x in added]
-        zero = gs.Constant(self.turns.name("zero"), np.zeros((), FLOAT))
         whole = next(x for x in parts if x is not None)
-        c, d = (
-            self.turns.add("Mul", [whole, zero], FLOAT, shape=whole.shape) if x is None else x
-            for x in parts
-        )
+        c, d = (self.turns.op.Mul(whole, 0.0) if x is None else x for x in parts)
         return lifted.nodes, self.turns.write((a, b), (c, d))
 
     def _packed(self, lifted: LiftedSteps, part: gs.Tensor) -> gs.Variable:
