@@ -140,7 +140,7 @@ class NodeBuilder:
     ) -> gs.Constant:
         if isinstance(value, np.ndarray):
             return self.constant("constant", value)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float | np.number):
             return self.constant("number", value, own)
         return self.constant("integers", value, np.dtype(np.int64))
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.builder import NodeBuilder
 from linexport.graph.edit import producer
 from linexport.graph.tensors import known_shape
 
@@ -43,49 +44,33 @@ def write_scan(graph: gs.Graph, node: gs.Node, found: tuple[gs.Tensor, int]) -> 
     rest = [place for place in range(len(known_shape(x))) if place != axis]
     others = [known_shape(x)[place] for place in rest]
 
-    def value(name: str, shape: list[int | str]) -> gs.Variable:
-        return gs.Variable(f"{result.name}/{name}", np.float32, shape)
-
-    def number(name: str, number: float) -> gs.Constant:
-        return gs.Constant(f"{result.name}/{name}", np.asarray(number, np.float32))
-
-    before, token, after, copy = (value(n, others) for n in ("before", "token", "after", "copy"))
-    inner = {
-        n: value(n, others) for n in ("larger", "apart", "size", "down", "small", "one", "log")
-    }
+    before, token, last = (
+        gs.Variable(f"{result.name}/{name}", np.float32, others)
+        for name in ("before", "token", "last")
+    )
+    step = NodeBuilder(f"{result.name}/step")
+    larger = step.op.Max(before, token)
+    smaller = step.op.Exp(step.op.Neg(step.op.Abs(step.op.Sub(before, token))))
+    # log(e^a + e^b) = max(a, b) + log(1 + e^-|a - b|), of which no exponential overflows.
+    after = step.op.Add(larger, step.op.Log(step.op.Add(smaller, 1.0)))
     body = gs.Graph(
-        [
-            gs.Node("Max", inputs=[before, token], outputs=[inner["larger"]]),
-            gs.Node("Sub", inputs=[before, token], outputs=[inner["apart"]]),
-            gs.Node("Abs", inputs=[inner["apart"]], outputs=[inner["size"]]),
-            gs.Node("Neg", inputs=[inner["size"]], outputs=[inner["down"]]),
-            gs.Node("Exp", inputs=[inner["down"]], outputs=[inner["small"]]),
-            gs.Node("Add", inputs=[inner["small"], number("1", 1.0)], outputs=[inner["one"]]),
-            gs.Node("Log", inputs=[inner["one"]], outputs=[inner["log"]]),
-            gs.Node("Add", inputs=[inner["larger"], inner["log"]], outputs=[after]),
-            gs.Node("Identity", inputs=[after], outputs=[copy]),
-        ],
+        step.nodes,
         [before, token],
-        [after, copy],
+        [after, step.op.Identity(after)],
         name=f"{result.name}/token",
         opset=graph.opset,
     )
-    sizes = gs.Variable(f"{result.name}/sizes", np.int64, [len(known_shape(x))])
-    kept = gs.Variable(f"{result.name}/kept", np.int64, [len(rest)])
-    places = gs.Constant(f"{result.name}/places", np.asarray(rest, np.int64))
-    start, last = value("start", others), value("last", others)
+    outside = NodeBuilder(f"{result.name}/scan")
+    kept = outside.op.Gather(outside.op.Shape(x), rest)
+    start = outside.op.Expand(np.asarray(LOWEST, np.float32), kept, shape=others)
     attributes = {
         "body": body,
         "num_scan_inputs": 1,
         "scan_input_axes": [axis],
         "scan_output_axes": [axis],
     }
-    graph.nodes += [
-        gs.Node("Shape", inputs=[x], outputs=[sizes]),
-        gs.Node("Gather", inputs=[sizes, places], outputs=[kept]),
-        gs.Node("Expand", inputs=[number("lowest", LOWEST), kept], outputs=[start]),
-        gs.Node("Scan", node.name, attributes, [start, x], [last, result]),
-    ]
+    scan = gs.Node("Scan", node.name, attributes, [start, x], [last, result])
+    graph.nodes += [*outside.nodes, scan]
 
 
 def with_scans(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -110,8 +110,8 @@ class MatchWriter(Sums):
             kept = scaled_tokens(
                 self, initial, self._kept(faded, rates, 1, False), axis_size(self.layout.value)
             )
-            for op, x in (("Add", kept), ("Sub", initial)):
-                inputs[2] = self.add(op, [inputs[2], x], dtype, shape=initial.shape)
+            stored = self.op.Add(inputs[2], kept, shape=initial.shape)
+            inputs[2] = self.op.Sub(stored, initial, shape=initial.shape)
         mask: gs.Tensor = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
@@ -179,7 +179,7 @@ class MatchWriter(Sums):
         if signs is not None:
             output = self.turned_back(output, signs)
         if initial is not None:
-            output = self.add("Add", [output, initial], np.dtype(output.dtype), shape=output.shape)
+            output = self.op.Add(output, initial, shape=output.shape)
         output = self.weighted(self.post(output), self._packed)
         for term in roles.beside:
             output = self.with_beside(output, term, self._packed)
@@ -240,16 +240,11 @@ class MatchWriter(Sums):
 
         ``steady`` are the same at every token.
         """
-        dtype = np.dtype(faded.dtype)
         if rates is not None:
             return over_window(self, rates, count, "Mul")
-        times = gs.Constant(self.name("times"), np.asarray(count, dtype)) if steady else None
-        sums = (
-            over_window(self, faded, count, "Add")
-            if times is None
-            else self.add("Mul", [faded, times], dtype, shape=faded.shape)
-        )
-        return self.add("Exp", [sums], dtype, shape=faded.shape)
+        if steady:
+            return self.op.Exp(self.op.Mul(faded, float(count)))
+        return self.op.Exp(over_window(self, faded, count, "Add"), shape=faded.shape)
 
     def _decay_source(self) -> object:
         """Return the factor of the decay that is of positions."""
@@ -287,8 +282,7 @@ class MatchWriter(Sums):
         found = self.product_of(leaves, groups, self.layout.value, dtype)
         if state.coefficient == 1.0:
             return found
-        factor = gs.Constant(self.name("factor"), np.asarray(state.coefficient, dtype))
-        return self.add("Mul", [found, factor], dtype, shape=found.shape)
+        return self.op.Mul(found, state.coefficient)
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""

@@ -144,8 +144,7 @@ class Factors(Nodes):
             x = self.function(x, leaf, dtype)
         x = self.cast(x, dtype)
         if mapped.scales[role] != 1.0:
-            factor = gs.Constant(self.name("factor"), np.asarray(mapped.scales[role], dtype))
-            x = self.add("Mul", [x, factor], dtype, shape=x.shape)
+            x = self.op.Mul(x, mapped.scales[role])
         if self.applies_map:
             return x
         attributes = {"kind": mapped.kind, "num_heads": count, "side": role}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
 from linexport.match.emit.state_spaces import StateSpaces
 from linexport.match.forms.axes import Index
@@ -45,20 +44,16 @@ class Outputs(StateSpaces):
         free = {a for group in packed for a in group}
         leaves: list[Leaf] = term.of(Leaf)
         if not leaves:
-            number = gs.Constant(self.name("number"), np.asarray(term.coefficient, dtype))
-            return self.add("Add", [output, number], dtype, shape=output.shape)
+            return self.op.Add(output, term.coefficient)
         summed = tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in free))
         if summed:
             inner = [f for f in leaves if f.axes & set(summed)]
             wide = any(f.axes & set(self.roles.widths) for f in inner)
             groups = (*packed[:2], packed[2] if wide else heads, summed)
             x = self.product_of(inner, groups, heads, dtype)
-            last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
-            kept = {"keepdims": 0}
-            x = self.add("ReduceSum", [x, last], dtype, attrs=kept, shape=known_shape(x)[:3])
+            x = self.op.ReduceSum(x, [3], keepdims=0)
             leaves = [Leaf(x, groups[:3]), *(f for f in leaves if f not in inner)]
         product = self.product_of(leaves, packed, heads, dtype)
         if term.coefficient != 1.0:
-            factor = gs.Constant(self.name("factor"), np.asarray(term.coefficient, dtype))
-            product = self.add("Mul", [product, factor], dtype, shape=product.shape)
-        return self.add("Add", [output, product], dtype, shape=output.shape)
+            product = self.op.Mul(product, term.coefficient)
+        return self.op.Add(output, product, shape=output.shape)

@@ -23,7 +23,7 @@ from linexport.match.forms.distances import ByDistance
 from linexport.match.forms.token_sizes import TokenSizes
 from linexport.match.search.bands import PRODUCTS, Band
 
-INT, BOOL = np.dtype(np.int64), np.dtype(bool)
+BOOL = np.dtype(bool)
 
 MOST_RUNS = 6
 """Values of a mask, one after another, that are told by comparing distances; more are a table."""
@@ -99,9 +99,9 @@ class BandWriter(Nodes):
     def _selected(self, tensor: gs.Tensor, made: Mapping[str, gs.Tensor]) -> gs.Tensor:
         """Return another value of pairs where a sum is that value, and 0 where it is 0."""
         name, kept = self.band.selections[tensor.name]
-        zero = gs.Constant(self.name("zero"), np.zeros((), tensor.dtype))
-        inputs = [self._mask(BOOL, kept), made[name], zero]
-        return self.add("Where", inputs, tensor.dtype, shape=self._pairs(None, tensor, inputs))
+        inputs = [self._mask(BOOL, kept), made[name]]
+        shape = self._pairs(None, tensor, inputs)
+        return self.op.Where(*inputs, np.zeros((), tensor.dtype), dtype=tensor.dtype, shape=shape)
 
     def _mask(self, dtype: np.dtype[np.generic], mask: ByDistance) -> gs.Tensor:
         """Return a mask of rows and columns, (T, rows + T) or with axes in front."""
@@ -116,12 +116,11 @@ class BandWriter(Nodes):
             return self._table(values, dtype)
         found: gs.Tensor = gs.Constant(self.name("far"), np.asarray(far, dtype))
         if dtype == BOOL and runs:
-            return self._any(runs) if not far else self._not(self._any(runs))
+            return self._any(runs) if not far else self.op.Not(self._any(runs))
         for first, end, value in runs:
-            number = gs.Constant(self.name("value"), np.asarray(value, dtype))
             within = self._within(first, end)
             shape = max(known_shape(within), known_shape(found), key=len)
-            found = self.add("Where", [within, number, found], dtype, shape=shape)
+            found = self.op.Where(within, np.asarray(value, dtype), found, shape=shape)
         return found
 
     def _any(self, runs: list[tuple[int, int, np.generic]]) -> gs.Tensor:
@@ -130,70 +129,50 @@ class BandWriter(Nodes):
         for other in rest:
             # Only what is read of earlier tokens asks which rows are real, by an axis of the batch.
             shape = max(known_shape(first), known_shape(other), key=len)
-            first = self.add("Or", [first, other], BOOL, shape=shape)
+            first = self.op.Or(first, other, shape=shape)
         return first
-
-    def _not(self, x: gs.Tensor) -> gs.Variable:
-        return self.add("Not", [x], BOOL, shape=x.shape)
 
     def _within(self, first: int, end: int) -> gs.Tensor:
         """Return where distances are from one number to another, and columns of tokens."""
         d = self._distance()
-        found = self.add("LessOrEqual", [d, self._integer(end)], BOOL, shape=d.shape)
+        found = self.op.LessOrEqual(d, end)
         if first < 0:
             return found
-        late = self.add("GreaterOrEqual", [d, self._integer(first)], BOOL, shape=d.shape)
-        found = self.add("And", [late, found], BOOL, shape=d.shape)
+        found = self.op.And(self.op.GreaterOrEqual(d, first), found)
         if self._is_real is None:
             return found
         shape = [*known_shape(self._is_real)[:-2], *known_shape(d)]
-        return self.add("And", [found, self._is_real], BOOL, shape=shape)
+        return self.op.And(found, self._is_real, shape=shape)
 
     def _table(self, values: np.ndarray, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return values that are looked up by distance."""
         d, far = self._distance(), self.band.rows + 1
-        ends = (("Max", -1), ("Min", far))
-        place = d
-        for op, end in ends:
-            place = self.add(op, [place, self._integer(end)], INT, shape=d.shape)
+        place = self.op.Min(self.op.Max(d, -1), far)
         if self._is_real is not None:
             shape = [*known_shape(self._is_real)[:-2], *known_shape(d)]
-            inputs = [self._is_real, place, self._integer(far)]
-            place = self.add("Where", inputs, INT, shape=shape)
-        place = self.add("Add", [place, self._integer(1)], INT, shape=place.shape)
-        table = gs.Constant(self.name("table"), values)
-        found = self.add("Gather", [table, place], dtype, attrs={"axis": 0}, shape=place.shape)
+            place = self.op.Where(self._is_real, place, np.asarray(far), shape=shape)
+        place = self.op.Add(place, 1)
+        found = self.op.Gather(values, place, axis=0)
         # What the table has far away is written as a number: a band is told by such numbers.
         first = 0 if values[0] == values[-1] else -1
-        inputs = [
-            self._within(first, far - 1),
-            found,
-            gs.Constant(self.name("far"), np.asarray(values[-1])),
-        ]
-        return self.add("Where", inputs, dtype, shape=found.shape)
+        within = self._within(first, far - 1)
+        return self.op.Where(within, found, np.asarray(values[-1]), shape=found.shape)
 
     def _distance(self) -> gs.Tensor:
         """(T, rows + T)."""
         if self._distances is None:
             name, column = next(iter(self.band.columns.items()))
-            own = {"start": column.axis, "end": column.axis + 1}
-            count = self.add("Shape", [self.seen[name]], INT, attrs=own, shape=[1])
-            end = self.add("Squeeze", [count], INT)
-            columns = self.add(
-                "Range", [self._integer(0), end, self._integer(1)], INT, shape=[self.total]
-            )
+            count = self.op.Shape(self.seen[name], start=column.axis, end=column.axis + 1)
+            columns = self.op.Range(0, self.op.Squeeze(count), 1, shape=[self.total])
             tokens = str(self.sizes.tokens)
-            cut = [self._integers(n) for n in (self.band.rows, END, 0)]
-            rows = self.add("Slice", [columns, *cut], INT, shape=[tokens])
-            along = [rows, self._integers(1)]
-            rows = self.add("Unsqueeze", along, INT, shape=[tokens, 1])
-            self._distances = self.add("Sub", [rows, columns], INT, shape=[tokens, self.total])
+            rows = self.op.Slice(columns, [self.band.rows], [END], [0], shape=[tokens])
+            rows = self.op.Unsqueeze(rows, [1])
+            self._distances = self.op.Sub(rows, columns, shape=[tokens, self.total])
         return self._distances
 
     def _in_layout(self, real: gs.Tensor) -> gs.Variable:
         """Return which columns are of tokens, with axes as values of pairs have them."""
-        zero = gs.Constant(self.name("zero"), np.zeros((), np.float32))
-        found = self.add("Greater", [real, zero], BOOL, shape=real.shape)
+        found = self.op.Greater(real, 0.0)
         pairs = [o for n in self.band.nodes for o in n.outputs if self.sizes.is_pair(o)]
         largest = max((stated_sizes(t) or [] for t in pairs), key=len, default=[])
         if not largest:
@@ -208,25 +187,14 @@ class BandWriter(Nodes):
         shape: list[int | str] = [1] * (rank - 1) + [self.total]
         shape[place] = str(largest[place]) if rank > 2 else 1
         if heads > 1:
-            first, each = (
-                known_shape(real)[0],
-                gs.Constant(self.name("heads"), np.array([1, heads, 1])),
-            )
-            one = [found, self._integers(1)]
-            found = self.add("Unsqueeze", one, BOOL, shape=[first, 1, self.total])
-            found = self.add("Expand", [found, each], BOOL, shape=[first, heads, self.total])
-            target = gs.Constant(self.name("merged"), np.array([-1, 1, 0]))
-            found = self.add("Reshape", [found, target], BOOL, shape=[shape[place], 1, self.total])
+            found = self.op.Expand(self.op.Unsqueeze(found, [1]), [1, heads, 1])
+            found = self.op.Reshape(found, [-1, 1, 0], shape=[shape[place], 1, self.total])
             places = [*range(1, rank - 2)]
         else:
             places = [i for i in range(rank - 1) if i != place]
         if not places:
             return found
-        axes = gs.Constant(self.name("axes"), np.asarray(places, np.int64))
-        return self.add("Unsqueeze", [found, axes], BOOL, shape=shape)
+        return self.op.Unsqueeze(found, places, shape=shape)
 
     def _integer(self, value: int) -> gs.Constant:
         return gs.Constant(self.name("number"), np.asarray(value, np.int64))
-
-    def _integers(self, *values: int) -> gs.Constant:
-        return gs.Constant(self.name("numbers"), np.asarray(values, np.int64))
