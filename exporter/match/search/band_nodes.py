@@ -77,12 +77,12 @@ class BandWriter(Nodes):
                 inputs[1:] = [self._integer(self.band.diagonals[node.name] + self.band.rows)]
             outputs: list[gs.Variable] = []
             for tensor in node.outputs:
+                output = tensor
                 if self.sizes.is_pair(tensor):
                     sizes = self._pairs(node, tensor, inputs)
-                    tensor = made[tensor.name] = gs.Variable(
-                        self.name("pairs"), tensor.dtype, sizes
-                    )
-                outputs.append(tensor)
+                    output = gs.Variable(self.name("pairs"), tensor.dtype, sizes)
+                    made[tensor.name] = output
+                outputs.append(output)
             copy = gs.Node(node.op, f"{node.name}/band", node.attrs, inputs, domain=node.domain)
             copy.outputs = outputs
             self.nodes.append(copy)
