@@ -12,7 +12,7 @@ LibraryObject: TypeAlias = Any
 """A module, cache or config of a library that is installed in one of many releases."""
 
 TorchInternal: TypeAlias = Any
-"""What torch has in a module that is not public, or does not annotate."""
+"""Value of a module of torch that is not public, or that torch does not annotate."""
 
 TorchCallable: TypeAlias = Callable[..., Any]
 """A function or operator of torch, as hooks and dispatch modes get it."""

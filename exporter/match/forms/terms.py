@@ -30,7 +30,7 @@ Function = tuple[Any, ...]
 """An elementwise function: ("x",), ("const", value, dtype), or (op, attributes, *arguments)."""
 
 Key = tuple[Any, ...]
-"""What equal factors and terms have in common: numbers, names and nested keys."""
+"""Key that equal factors and terms share: numbers, names and nested keys."""
 
 IDENTITY: Function = ("x",)
 
