@@ -19,9 +19,8 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
-        "Hugging Face model folder, an adapter folder of peft's, or package.module:callable, a "
-        "factory returning "
-        "(module, args), also with kwargs and dynamic_shapes."
+        "Hugging Face model folder, an adapter folder of peft's, or code of yours: file.py:Class "
+        "with --input and --state-dict, or package.module:function, which returns (module, args)."
     ),
 ]
 Output = Annotated[
@@ -64,6 +63,6 @@ def register(app: typer.Typer) -> None:
         app,
         convert,
         "linexport convert model.pt",
-        "linexport convert package.module:make_model -o out --target tensorrt --sm 89",
+        "linexport convert net.py:Net --state-dict weights.pt --input 'x=float32[2,16,64]'",
         "linexport convert hugging_face_folder --weights int4 --max-kld 0.05",
     )

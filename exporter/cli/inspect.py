@@ -10,7 +10,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.help import add_command
-from linexport.cli.options import Json, KeyOption, NewerThan, trust_of
+from linexport.cli.options import Inputs, Json, KeyOption, NewerThan, StateDict, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system.terminal import plain_console
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[str, typer.Argument(help="A source, as for convert, or an artifact folder.")],
+    state_dict: StateDict = None,
+    inputs: Inputs = None,
     key: KeyOption = None,
     newer_than: NewerThan = None,
     json: Json = False,
@@ -47,7 +49,9 @@ def inspect(
 
         if html is not None:
             check_apart(html, path)
-        found = look(path, drawings=html is not None, trust=trust_of(key, newer_than))
+        trust = trust_of(key, newer_than)
+        own = {"state_dict": state_dict, "inputs": inputs or ()}
+        found = look(path, drawings=html is not None, trust=trust, **own)
         if html is not None:
             _write(html, found)
         if json:

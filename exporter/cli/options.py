@@ -65,6 +65,8 @@ Json = Annotated[
 Seed = Annotated[int, option("seed")]
 Threads = Annotated[int, option("threads")]
 TrustRemoteCode = Annotated[bool, option("trust_remote_code")]
+StateDict = Annotated[str | None, option("state_dict")]
+Inputs = Annotated[list[str] | None, option("inputs")]
 Lengths = Annotated[str | None, option("lengths")]
 Evaluate = Annotated[str | None, option("evaluate")]
 LowerIsBetter = Annotated[bool, option("lower_is_better")]
@@ -172,14 +174,31 @@ def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: a list that is not of positive integers, or a GPU that is not known.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in given.items():
         form = declared()[name].form
         if form == "single":
             found[name] = value
         elif value is not None:
             found[name] = _listed(name, value) if form == "commas" else tuple(value)
-    return found
+    return _with_weights_of_file(found)
+
+
+def _with_weights_of_file(found: dict[str, Any]) -> dict[str, Any]:
+    """Take a file that --weights names for that of --state-dict: no file is a number of bits.
+
+    Raises:
+        UsageError: both name a file.
+    """
+    named = found["weights"]
+    if named in declared()["weights"].words or not Path(named).is_file():
+        return found
+    if found["state_dict"] is not None:
+        raise UsageError(
+            f"--weights {named} and --state-dict {found['state_dict']} both name a file of "
+            "weights. Give one with --state-dict; --weights then says in how many bits to store."
+        )
+    return {**found, "weights": FLOAT32, "state_dict": named}
 
 
 def _listed(name: str, text: str) -> tuple[int, ...]:

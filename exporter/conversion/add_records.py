@@ -279,8 +279,7 @@ def _bench(
     how: Measuring,
 ) -> Bench:
     native = uses_library(manifest)
-    pooling = manifest.options.pooling
     return Bench(
         *(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed),
-        pooling=pooling,
+        loading=manifest.options.loading,
     )

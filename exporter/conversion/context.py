@@ -146,7 +146,7 @@ def load_original(
         source,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
-        pooling=config.pooling,
+        **config.loading,
         vision=vision and config.vision,
         mtp=mtp and config.mtp,
     )

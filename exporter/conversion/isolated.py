@@ -78,7 +78,7 @@ def run(
             "source": source,
             "options": {**asdict(options), "output": str(output)},
             "folder": str(folder),
-            "readable": reach.readable(source),
+            "readable": reach.readable(source, options.state_dict),
             "writable": [temporary, *dumps],
             "groups": {controller: str(group) for controller, group in groups.items()},
         }

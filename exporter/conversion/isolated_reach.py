@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import linexport
 from linexport.errors import UsageError
 from linexport.sources import is_factory
+from linexport.sources.callables import code_folders
 from linexport.sources.detect import Kind, recognise
 from linexport.sources.hugging_face.lora import model_folder
 
@@ -53,13 +54,19 @@ def environment(temporary: Path) -> dict[str, str]:
     }
 
 
-def readable(source: str) -> list[str]:
-    """Return files and folders: the system's libraries, Python's, linexport's, and the model."""
+def readable(source: str, weights: str | None = None) -> list[str]:
+    """Return files and folders: the system's libraries, Python's, linexport's, and the model.
+
+    Args:
+        source: of the conversion.
+        weights: file of weights that go with it.
+    """
     paths = sysconfig.get_paths().values()
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     own = [*linexport.__path__, *_installed_in_place()]
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
-    found = [*SYSTEM, *prefixes, *paths, *sys.path, *libraries, *own, *_model(source)]
+    model = [*_model(source), *([] if weights is None else [str(Path(weights).resolve())])]
+    found = [*SYSTEM, *prefixes, *paths, *sys.path, *libraries, *own, *model]
     return list(dict.fromkeys(path for path in found if path))
 
 
@@ -73,10 +80,10 @@ def _installed_in_place() -> Iterator[str]:
 
 
 def _model(source: str) -> list[str]:
-    """Return the places of a model: of a function the current folder, where its module may be."""
+    """Return the places of a model: of code the folders that its module may be in."""
     path = Path(source)
     if not path.exists():
-        return [str(Path.cwd())] if is_factory(source) else []
+        return code_folders(source) if is_factory(source) else []
     if path.is_dir():
         whole = path.resolve()
         base = model_folder(path)

@@ -38,6 +38,7 @@ from linexport.manifest.options import (
 from linexport.quantization.half import HALF
 from linexport.quantization.token_windows import read_text
 from linexport.sources import LoadedModel, is_factory, load_model, objects
+from linexport.sources.callables import without_arguments
 from linexport.sources.hugging_face import declared_head
 from linexport.sources.metric import as_metric, check_drop
 from linexport.system.progress import Progress, Silent, Stopwatch
@@ -68,6 +69,8 @@ def convert(
     quick: bool = False,
     timing_cache: str | Path | None = None,
     packed_batches: bool = False,
+    state_dict: str | Path | None = None,
+    inputs: Iterable[str] = (),
     pooling: Pooling | None = None,
     vision: bool = True,
     mtp: bool = True,
@@ -90,11 +93,11 @@ def convert(
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
-            ``package.module:callable``; or an object: a ``torch.nn.Module`` with ``args``,
-            (module, args), (module, args, kwargs), a function that returns one of these, a
-            ``torch.export.ExportedProgram`` or a causal language model of transformers. Objects
-            are not changed.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder,
+            ``package.module:function`` or ``file.py:Class``; or an object: a ``torch.nn.Module``
+            with ``args``, (module, args), (module, args, kwargs), a function that returns one of
+            these, a ``torch.export.ExportedProgram`` or a causal language model of transformers.
+            Objects are not changed.
         output: the folder to make; by default the name of the source with ".artifact".
         args: positional example inputs of a module.
         kwargs: example inputs by name.
@@ -123,6 +126,11 @@ def convert(
         timing_cache: For tensorrt: file of kernels' times that builds share; made if new.
         packed_batches: For ort-cuda: calls take sequences of different lengths side by side,
             without padding.
+        state_dict: For file.py:Class: file of its weights, written by torch.save or safetensors,
+            which is read as data.
+        inputs: For file.py:Class: an example input of its forward, NAME=DTYPE[SIZES], such as
+            x=float32[2,16,64]; may be repeated. Integers are rows of an embedding, or below N:
+            n=int64[2]:N.
         pooling: For a base model in a Hugging Face folder: one vector for each sequence, in place
             of its hidden states. mean is over tokens that are not padding; last is the last of
             these, cls the first.
@@ -163,7 +171,7 @@ def convert(
     config = ConvertOptions(**{name: given[name] for name in defaults()})
     source = objects.with_examples(source, args, kwargs, dynamic_shapes)
     if not isinstance(source, str | Path):
-        source = load_model(source, seed=config.seed, pooling=config.pooling)
+        source = load_model(source, seed=config.seed, **config.loading)
     place = default_output(source) if output is None else output
     return OpenableManifest.of(convert_checked(source, place, config, Checks(), progress))
 
@@ -175,7 +183,7 @@ def default_output(source: str | Path | LoadedModel) -> Path:
     make.artifact, and an object of the class Small Small.artifact.
     """
     if isinstance(source, LoadedModel) or is_factory(source):
-        name = re.split("[:.]", _named(source))[-1]
+        name = re.split("[:.]", without_arguments(_named(source)))[-1]
     else:
         path = Path(source)
         name = path.stem if path.is_file() else path.absolute().name

@@ -299,7 +299,7 @@ def reopen(
 
 
 def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> LoadedModel:
-    recorded = manifest.source
+    recorded, options = manifest.source, manifest.options
     if source is None and recorded.kind == "object":
         raise UsageError(
             f"The original was an object in memory, a {recorded.location}. Give it: source=(module,"
@@ -314,9 +314,11 @@ def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> Lo
         )
     loaded = load_model(
         recorded.location if source is None else source,
-        seed=manifest.options.seed,
+        seed=options.seed,
         trust_remote_code=trust_remote_code,
-        pooling=manifest.options.pooling,
+        **(
+            options.loading if source in (None, recorded.location) else {"pooling": options.pooling}
+        ),
         vision=manifest.vision is not None,
         mtp=manifest.mtp is not None,
     )

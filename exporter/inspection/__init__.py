@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from linexport import manifest as manifests
@@ -14,7 +15,12 @@ from linexport.manifest.inspected import ArtifactInspection, SourceInspection
 
 
 def inspect(
-    path: str | Path, *, drawings: bool = False, trust: Trust | None = None
+    path: str | Path,
+    *,
+    drawings: bool = False,
+    trust: Trust | None = None,
+    state_dict: str | Path | None = None,
+    inputs: Iterable[str] = (),
 ) -> SourceInspection | ArtifactInspection:
     """Describe an artifact folder, or a source as it would be converted.
 
@@ -23,6 +29,8 @@ def inspect(
         drawings: with the graph around each match before and after, and around each unmatched
             candidate.
         trust: whose artifacts are described; None for anybody's. Sources are not signed.
+        state_dict: file of weights for a class or function of the user's.
+        inputs: example inputs of it; see ``load_model``.
 
     Returns:
         A record; its ``to_json`` is what ``inspect --json`` prints.
@@ -36,7 +44,7 @@ def inspect(
         return _artifact(folder, trust)
     from linexport.inspection.source import inspect_source  # PyTorch, which artifacts do without
 
-    return inspect_source(path, drawings)
+    return inspect_source(path, drawings, state_dict=state_dict, inputs=inputs)
 
 
 def _artifact(folder: Path, trust: Trust | None) -> ArtifactInspection:

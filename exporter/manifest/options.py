@@ -175,6 +175,22 @@ class ConvertOptions:
         Panel.TARGET,
         "For ort-cuda: calls take sequences of different lengths side by side, without padding.",
     )
+    state_dict: str | None = _option(
+        None,
+        "--state-dict",
+        Panel.INPUT,
+        "For file.py:Class: file of its weights, written by torch.save or safetensors, which is "
+        "read as data.",
+    )
+    inputs: tuple[str, ...] = _option(
+        (),
+        "--input",
+        Panel.INPUT,
+        "For file.py:Class: an example input of its forward, NAME=DTYPE[SIZES], such as "
+        "x=float32[2,16,64]; may be repeated. Integers are rows of an embedding, or below N: "
+        "n=int64[2]:N.",
+        form="repeated",
+    )
     pooling: str | None = _option(
         None,
         "--pooling",
@@ -273,9 +289,14 @@ class ConvertOptions:
             value = getattr(self, one.name)
             if value is not None and one.metadata[OPTION_KEY].form != "single":
                 object.__setattr__(self, one.name, tuple(value) or one.default)
-        for name in ("timing_cache", "dump_passes", "data"):
+        for name in ("timing_cache", "dump_passes", "data", "state_dict"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What ``load_model`` takes of them to give the same model again."""
+        return {"pooling": self.pooling, "state_dict": self.state_dict, "inputs": self.inputs}
 
 
 def defaults() -> dict[str, Any]:

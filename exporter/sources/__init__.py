@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,18 @@ def load_model(
     pooling: str | None = None,
     vision: bool = True,
     mtp: bool = True,
+    state_dict: str | Path | None = None,
+    inputs: Iterable[str] = (),
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
     Args:
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
             an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
-            model in the Hugging Face cache; or ``package.module:callable`` naming a function
-            without arguments; or an object, see ``objects``. The content of a file decides its
-            kind, not the name. A model that is loaded is returned as it is.
+            model in the Hugging Face cache; or ``package.module:callable`` or ``file.py:Class``
+            naming a function or a class, see ``factory``; or an object, see ``objects``. The
+            content of a file decides its kind, not the name. A model that is loaded is returned
+            as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
@@ -54,6 +58,8 @@ def load_model(
         vision: take the vision tower of a Hugging Face model as well, where it is one that is
             converted.
         mtp: take the head for multi-token prediction of such a model as well, where it has one.
+        state_dict: file of weights for the module of a function or class.
+        inputs: example inputs of such a module, ``NAME=DTYPE[SIZES]``.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -67,6 +73,7 @@ def load_model(
         return source
     if not isinstance(source, str | Path):
         _check_unpooled(type(source).__name__, pooling)
+        _check_own(type(source).__name__, state_dict, inputs)
         from linexport.sources.objects import load_object
 
         return load_object(source, seed=seed, whole=whole)
@@ -83,7 +90,9 @@ def load_model(
             _check_unpooled(source, pooling)
             from linexport.sources.factory import load_factory
 
-            return load_factory(str(source), seed=seed, whole=whole)
+            own = {"state_dict": state_dict, "inputs": inputs}
+            return load_factory(str(source), seed=seed, whole=whole, **own)
+        _check_own(source, state_dict, inputs)
         if isinstance(source, str) and _HUB_NAME.fullmatch(source):
             from linexport.sources.hugging_face import cached_folder
 
@@ -91,9 +100,10 @@ def load_model(
             return _hugging_face(folder, source, whole, **options)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
-            "program (.pt2), an ONNX file, or package.module:callable naming a function that "
-            "returns (module, example_args)."
+            "program (.pt2), an ONNX file, or file.py:Class or package.module:function, which name "
+            "code of yours."
         )
+    _check_own(source, state_dict, inputs)
 
     from linexport.sources.detect import Kind, recognise
 
@@ -121,13 +131,27 @@ def load_model(
 
 
 def is_factory(source: str | Path) -> bool:
-    """``load_model`` takes the source for a function to call: no path, and it has a colon.
+    """Return whether ``load_model`` takes the source for code: no path, and it has a colon.
 
     Raises:
         UsageError: it is no text that a path could be.
     """
-    named = isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source)
+    named = isinstance(source, str) and ":" in _WINDOWS_DRIVE.sub("", source, count=1)
     return named and not _exists(Path(source))
+
+
+def _check_own(source: str | Path, state_dict: str | Path | None, inputs: Iterable[str]) -> None:
+    """Refuse what goes with code of the user's where another source is given.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    flag = "--state-dict" if state_dict is not None else "--input" if tuple(inputs) else None
+    if flag:
+        raise UsageError(
+            f"{flag} goes with a class or a function of yours, file.py:Class; {source} brings its "
+            "weights and inputs itself. Leave it out."
+        )
 
 
 def _check_unpooled(source: str | Path, pooling: str | None) -> None:

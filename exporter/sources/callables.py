@@ -1,18 +1,24 @@
-"""``package.module:callable``: finding a function of the user's, and running it.
+"""``package.module:callable``: finding a function or class of the user's, and running it.
 
-Its module is looked up on Python's path and in the current directory. This runs the user's code,
-as asked; what it prints goes to stderr.
+    package.module:make          a module on Python's path or in the current directory
+    folder/net.py:Net            a file
+    net.py:Net(dim=64, heads=4)  called with these arguments, which are literals
+
+This runs the user's code, as asked; what it prints goes to stderr.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -20,12 +26,20 @@ from typing import Any
 from linexport.errors import UsageError
 from linexport.sources.files import first_line
 
-_SPELLING = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
-_EXAMPLE = "for example my_package.my_module:make_model"
+_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_SPELLING = re.compile(
+    rf"((?P<file>.+\.py)|(?P<module>{_NAME})):(?P<name>{_NAME})(?P<arguments>\(.*\))?", re.DOTALL
+)
+_LISTED = 5
+_EXAMPLE = "for example net.py:Net or my_package.my_module:make_model"
 
 
 def find_callable(source: str, use: str) -> Callable[..., Any]:
-    """The function that ``source`` names; ``use`` says which one is wanted, for the message.
+    """Return the function or class that ``source`` names, with the arguments it gives.
+
+    Args:
+        source: as above.
+        use: which one is expected, for the message.
 
     Raises:
         UsageError: it is misspelt, cannot be imported, or is not there.
@@ -33,46 +47,134 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
     spelling = _SPELLING.fullmatch(source)
     if not spelling:
         raise UsageError(
-            f"{source!r} is neither a file nor package.module:callable. Write a dotted module "
-            f"name, a colon and the name of a function, {_EXAMPLE}.{_of_file(source)}"
+            f"{source!r} is neither a file nor package.module:callable. Write a Python file or a "
+            f"dotted module name, a colon and the name of a function or class, {_EXAMPLE}."
         )
-    found: object = _import(source, spelling["module"])
+    file, given = spelling["file"], spelling["arguments"]
+    arguments, keywords = ((), {}) if given is None else _literals(source, given)
+    found: object = _import_file(source, Path(file)) if file else _import(source, spelling["module"])
     for name in spelling["name"].split("."):
         if not hasattr(found, name):
             place = getattr(found, "__file__", None) or spelling["module"]
-            raise UsageError(f"{source}: there is no {name!r} in {place}.{_functions(found)}")
+            raise UsageError(f"{source}: there is no {name!r} in {place}.{_defined(found)}")
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(f"{source} is a {type(found).__name__}, not a function. Name {use}.")
-    return found
+    return found if given is None else partial(found, *arguments, **keywords)
 
 
-def _of_file(source: str) -> str:
-    """Return how a function of a Python file is named, where a source names one by its path."""
-    file, suffix, name = source.partition(".py:")
-    path = Path(file)
-    place = f" in {path.parent}" if path.parent.name else ""
-    return f" A module is named without .py: write {path.name}:{name}{place}." if suffix else ""
+def without_arguments(source: str) -> str:
+    """Return ``file:name`` of a source that also gives arguments."""
+    spelling = _SPELLING.fullmatch(source)
+    given = spelling and spelling["arguments"]
+    return source.removesuffix(given) if given else source
 
 
-def _functions(module: Any) -> str:
+def code_folders(source: str) -> list[str]:
+    """Return the folders that the code which a source names is imported from."""
+    spelling = _SPELLING.fullmatch(source)
+    file = spelling and spelling["file"]
+    return [str(_packages(Path(file))[0])] if file else [str(Path.cwd())]
+
+
+def _packages(path: Path) -> tuple[Path, list[str]]:
+    """Return the folder that a file is imported from, and its dotted name's parts."""
+    folder, parts = path.resolve().parent, [path.stem]
+    while (folder / "__init__.py").exists():
+        folder, parts = folder.parent, [folder.name, *parts]
+    return folder, parts
+
+
+def _literals(source: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the values between parentheses, which are read and not evaluated."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        values = tuple(map(ast.literal_eval, call.args))
+        if len(named) != len(call.keywords) or ... in (*values, *named.values()):
+            raise ValueError
+        return values, named
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise UsageError(
+            f"{source}: the arguments are not all literals. Write numbers, texts, lists or dicts, "
+            "such as 'net.py:Net(dim=64, heads=4)'. For other values write a function without "
+            "arguments that returns the module, and name that."
+        ) from None
+
+
+def _defined(module: Any) -> str:
     own = [
         name
         for name, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", None) == module.__name__
     ]
-    return f" Functions there: {', '.join(own)}." if own else " No functions are defined there."
+    return f" Defined there: {', '.join(own)}." if own else " Nothing callable is defined there."
 
 
-def _import(source: str, name: str) -> ModuleType:
+def _import_file(source: str, path: Path) -> ModuleType:
+    """Import a file under the name that its packages give it, as others there import it."""
+    if not path.is_file():
+        near = sorted(str(one) for one in path.parent.glob("*.py"))[:_LISTED]
+        there = f" Found {', '.join(near)}." if near else ""
+        raise UsageError(
+            f"{source}: there is no file {path}.{there} Check the name and the folder."
+        )
+    folder, parts = _packages(path)
+    name, first = ".".join(parts), folder / parts[0] / "__init__.py"
+    top = sys.modules.get(parts[0])
+    if re.fullmatch(_NAME, name) and (top is None or _is_of(top, first if parts[1:] else path)):
+        module = _import(source, name, folder)
+        if _is_of(module, path):
+            return module
+    return _import_alone(source, path, folder)
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _import_alone(source: str, path: Path, folder: Path) -> ModuleType:
+    """Import a file whose name another module has, or that is not a name in Python."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # of a file that ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    run = partial(spec.loader.exec_module, module)
     try:
-        with _current_directory_on_path(), user_code(f"importing {name} failed", ImportError):
-            return importlib.import_module(name)
+        _imported(source, name, run, folder)
+    except UsageError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import(source: str, name: str, folder: Path | None = None) -> ModuleType:
+    def run() -> ModuleType:
+        return importlib.import_module(name)
+
+    module: ModuleType = _imported(source, name, run, folder)
+    return module
+
+
+def _imported(source: str, name: str, run: Callable[[], Any], folder: Path | None) -> Any:
+    """Return what an import gives, with a folder on Python's path: the current one if None.
+
+    Raises:
+        UsageError: it fails, with the line of the user's code.
+    """
+    place = folder or Path.cwd()
+    try:
+        with _on_path(place), user_code(f"importing {name} failed", ImportError):
+            return run()
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(
-                f"{source}: no module named {error.name} on Python's path or in {Path.cwd()}. Run "
-                f"in the folder that contains it, or install its package.{_of_file(source)}"
+                f"{source}: no module named {error.name} on Python's path or in {place}. Give its "
+                "file, such as folder/net.py:Net, or install its package."
             ) from error
         raise UsageError(
             f"{source}: importing {name} needs {error.name}, which is not installed. Install it "
@@ -83,15 +185,14 @@ def _import(source: str, name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _current_directory_on_path() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
+def _on_path(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         yield
     finally:
         with contextlib.suppress(ValueError):  # the module may have changed the path itself
-            sys.path.remove(folder)
+            sys.path.remove(str(folder))
 
 
 @contextlib.contextmanager

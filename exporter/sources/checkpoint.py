@@ -10,12 +10,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linexport.errors import LinexportError, UnsupportedModelError
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.sources.archive import TorchArchive
 from linexport.sources.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
 from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.own_classes import weights_advice
 from linexport.sources.pickles import UnsafePickleError, load_plain
-from linexport.sources.weights import check_finite, named_tensors, parameter_summary
+from linexport.sources.state_dicts import SAVE_WEIGHTS, pickled, shapes_of, state_dict_of
+from linexport.sources.weights import (
+    check_finite,
+    mismatches,
+    named_tensors,
+    parameter_summary,
+)
 from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -80,7 +87,7 @@ def _content(path: Path) -> JsonObject:
             path,
             f"a pickled module or other object (it would import {name}), and opening it can run "
             "any code",
-            FACTORY_ADVICE,
+            _pickled_advice(path),
         ) from error
     except UnsupportedModelError as error:
         raise refuse(path, f"a damaged torch.save file: {error}", _AGAIN) from error
@@ -89,8 +96,18 @@ def _content(path: Path) -> JsonObject:
     except Exception as error:  # a damaged file fails in many ways inside torch
         raise refuse(path, f"a damaged torch.save file ({first_line(error)})", _AGAIN) from error
     if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
-        raise refuse(path, _kind_of(loaded), FACTORY_ADVICE)
+        weights = state_dict_of(path, loaded)
+        advice = FACTORY_ADVICE if weights is None else weights_advice(path, shapes_of(weights))
+        raise refuse(path, _kind_of(loaded), advice)
     return _checked(path, loaded)
+
+
+def _pickled_advice(path: Path) -> str:
+    try:
+        found = pickled(path)
+        return weights_advice(path, found.shapes, found.class_name)
+    except (UnsupportedModelError, UsageError):
+        return SAVE_WEIGHTS
 
 
 def _kind_of(loaded: object) -> str:
@@ -172,16 +189,7 @@ def _build(path: Path, content: JsonObject) -> ReferenceModel:
 
 
 def _compare(path: Path, module: ReferenceModel, weights: dict[str, torch.Tensor]) -> None:
-    expected = module.state_dict()
-    problems = [
-        *(f"{name} is missing" for name in expected if name not in weights),
-        *(f"{name} is not in the model" for name in weights if name not in expected),
-        *(
-            f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
-            for name, tensor in expected.items()
-            if name in weights and weights[name].shape != tensor.shape
-        ),
-    ]
+    problems = mismatches(module.state_dict(), weights)
     if problems:
         more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
         raise refuse(

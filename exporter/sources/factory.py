@@ -1,29 +1,32 @@
-"""``package.module:callable`` becomes a LoadedModel: the user's own function builds the model.
+"""``package.module:callable`` becomes a LoadedModel: the user's own code builds the model.
 
-The function takes no arguments and returns one of
+A class gives a module, whose example inputs are drawn as ``--input`` says. A function takes no
+arguments and returns a module, too, or one of
 
     (module, args)                              positional example inputs
     (module, args, kwargs)                      and those by name: a dict with a tensor in it
     (module, args, dynamic_shapes)              in torch.export's notation
     (module, args, kwargs, dynamic_shapes)
 
-Without dynamic_shapes `default_dims` chooses; None in their place means that nothing varies. Its
-module is looked up on Python's path and in the current directory. This runs the user's code, as
-asked; what it prints goes to stderr.
+Without dynamic_shapes `default_dims` chooses; None in their place means that nothing varies.
+Weights of a file are data. This runs the user's code, as asked; what it prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import LinexportError, UsageError
-from linexport.sources.callables import find_callable, user_code
+from linexport.sources import example_inputs
+from linexport.sources.callables import find_callable, user_code, without_arguments
 from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repeat_ones_where
 from linexport.sources.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.own_classes import GUESS, command_with_inputs
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary, weights_digest
 from linexport.system.untyped import DynamicShapes, Keywords, LibraryObject, Positional
 
@@ -35,15 +38,28 @@ _RETURNS = (
     "(module, args, kwargs, dynamic_shapes)"
 )
 
+RANDOM_WEIGHTS = (
+    "the weights are those that the class begins with: --state-dict FILE gives it trained ones"
+)
 
-def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
-    """Call the function that `source` names.
+
+def load_factory(
+    source: str,
+    *,
+    seed: int,
+    whole: bool = False,
+    state_dict: str | Path | None = None,
+    inputs: Iterable[str] = (),
+) -> LoadedModel:
+    """Call the function or class that `source` names.
 
     Args:
-        source: ``package.module:callable``.
+        source: ``package.module:callable``, or ``file.py:Class(argument=1)``.
         seed: of torch's generator while the function runs, so that its random weights and inputs
-            are the same every time.
+            are the same every time, and of inputs that are drawn.
         whole: a model of transformers as one plain module; see ``load_model``.
+        state_dict: file of weights for the module.
+        inputs: example inputs of a module that comes without any; see ``example_inputs``.
 
     Returns:
         The module in eval mode with its examples. Examples of size 1 in dims chosen here are
@@ -51,23 +67,101 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
         whatever its examples.
 
     Raises:
-        UsageError: `source` is misspelt, cannot be imported, fails, or returns something else.
+        UsageError: `source` is misspelt, cannot be imported, fails, or returns something else; or
+            weights or inputs do not fit it.
     """
-    factory = find_callable(source, "a function without arguments that returns (module, args)")
-    return load_module(call(factory, source, seed), source, whole=whole)
+    import torch
+
+    given = example_inputs.parse(inputs)
+    factory = find_callable(
+        source, "a class of a module, or a function that returns (module, args)"
+    )
+    result = call(factory, source, seed)
+    module = result[0] if isinstance(result, tuple) and result else result
+    if state_dict is not None and isinstance(module, torch.nn.Module):
+        from linexport.sources.state_dicts import load_weights
+
+        load_weights(module, state_dict, source)
+    if not isinstance(result, torch.nn.Module):
+        if given and isinstance(result, tuple):
+            raise UsageError(
+                f"{source} returns example inputs with its module. Leave out --input, or return "
+                "the module alone."
+            )
+        return load_module(result, source, whole=whole)
+    given_model, ranges = _with_inputs(result.eval(), given, source, seed, state_dict)
+    loaded = load_module(given_model, source, whole=whole)
+    if state_dict is None and isinstance(factory, type):
+        loaded = replace(loaded, warnings=(*loaded.warnings, RANDOM_WEIGHTS))
+    return replace(loaded, integer_ranges={**loaded.integer_ranges, **ranges})
 
 
 def call(factory: Callable[[], object], name: str, seed: int) -> Any:
     """Return what a factory returns, with random numbers of a seed.
 
     Raises:
-        UsageError: it fails.
+        UsageError: it fails, or takes arguments that have no default.
     """
     import torch
 
+    _check_arguments(factory, name)
     with torch.random.fork_rng(devices=[]), user_code(f"{name} failed"):
         torch.manual_seed(seed)
         return factory()
+
+
+def _check_arguments(factory: Callable[[], Any], name: str) -> None:
+    """Check that a function can be called as it is named.
+
+    Raises:
+        UsageError: it takes others.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a class in C
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [
+            p.name
+            for p in signature.parameters.values()
+            if p.default is inspect.Parameter.empty and p.kind not in variable
+        ]
+        given = ", ".join(f"{one}=..." for one in needed)
+        raise UsageError(
+            f"{name} is not called so: {error}. Give it literal values, as in "
+            f"'{without_arguments(name)}({given})', or name a function without arguments that "
+            "returns the module."
+        ) from None
+
+
+def _with_inputs(
+    module: Any,
+    given: list[example_inputs.ExampleInput],
+    source: str,
+    seed: int,
+    state_dict: str | Path | None,
+) -> tuple[tuple[Any, ...], dict[int, tuple[int, int]]]:
+    """Return a module with example inputs, and the ranges of integers among them.
+
+    Raises:
+        UsageError: there are none, or they do not fit the module.
+    """
+    if given:
+        args, kwargs, ranges = example_inputs.drawn(module, given, seed, source)
+        return (module, args, kwargs) if kwargs else (module, args), ranges
+    if is_language_model(module):  # it says itself how it is called
+        return (module, ()), {}
+    needed = example_inputs.needed(module) or ["x"]
+    shapes = {name: tuple(value.shape) for name, value in named_tensors(module)}
+    parts = (type(part).__name__ for part in module.modules() if [*part.parameters(recurse=False)])
+    command = command_with_inputs(source, state_dict, needed, shapes, next(parts, ""))
+    raise UsageError(
+        f"{source} is a module, and nothing says what its forward takes. Give the type and the "
+        f"sizes of an example for each input:\n  {command}\n{GUESS}."
+    )
 
 
 def load_module(result: object, location: str, *, whole: bool = False) -> LoadedModel:

@@ -7,7 +7,9 @@ from pathlib import Path
 from linexport.errors import LinexportError, UsageError
 from linexport.sources.detect import Kind
 from linexport.sources.files import FACTORY_ADVICE, refuse
+from linexport.sources.own_classes import GUESS, command_of, weights_advice
 from linexport.sources.pickles import globals_named, outside_torch_weights
+from linexport.sources.sizes import safetensors_shapes
 
 _TAKES = (
     "Expected a linexport checkpoint (.pt), an exported program (.pt2), an ONNX file or a factory"
@@ -33,11 +35,8 @@ _ADVICE = {
     Kind.DAMAGED_ZIP: "the end of the file is missing or overwritten; copy or download it again",
     Kind.HDF5: "linexport converts PyTorch models only; for Keras weights rebuild the model in "
     "PyTorch",
-    Kind.SAFETENSORS: "weights alone do not say how the model computes, and safetensors are not "
-    f"supported yet; load them in a factory: {FACTORY_ADVICE}",
     Kind.GGUF: _GGUF,
     Kind.LFS_POINTER: "this is a stand-in for the real file; fetch it with `git lfs pull`",
-    Kind.PYTHON: "to use a function of this file, run in its folder and pass {stem}:function",
     Kind.EMPTY: "it has no bytes; copy or download it again",
     Kind.UNKNOWN: f"it may be damaged; {_TAKES[0].lower()}{_TAKES[1:]}",
     Kind.ARTIFACT_FOLDER: "it is converted already; use `linexport validate`, `linexport bench` "
@@ -57,8 +56,14 @@ def refusal(path: Path, kind: Kind) -> LinexportError:
         return UsageError(f"{path} is a folder without a model. {_within(path)}")
     if kind is Kind.PICKLE:
         return pickle_refusal(path, globals_named(path))
+    if kind is Kind.SAFETENSORS:
+        return refuse(path, "weights alone", weights_advice(path, safetensors_shapes(path)))
+    if kind is Kind.PYTHON:
+        command = command_of(path) or f"linexport convert {path}:FUNCTION"
+        advice = f"name the class or function in it:\n  {command}\n{GUESS}"
+        return refuse(path, "Python source", advice)
     article = "an" if kind.value[0].lower() in "aeiou" else "a"
-    return refuse(path, f"{article} {kind.value}", _ADVICE[kind].format(stem=path.stem))
+    return refuse(path, f"{article} {kind.value}", _ADVICE[kind])
 
 
 def _within(folder: Path) -> str:

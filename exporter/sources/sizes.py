@@ -37,11 +37,23 @@ def vocabulary(source: str | Path) -> int:
         return 0  # what is wrong with it is said where it is read
 
 
+def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the tensors of a file, from its header; none of a damaged one."""
+    try:
+        return _shapes(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def _tensor_bytes(path: Path) -> int:
+    return FLOAT32_BYTES * sum(prod(shape) for shape in _shapes(path).values())
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > _LONGEST_HEADER:
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(file.read(length))
-    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-    return FLOAT32_BYTES * sum(prod(shape) for shape in shapes)
+    tensors = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: tuple(map(int, shape)) for name, shape in tensors.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from linexport.errors import UnsupportedModelError
@@ -50,6 +50,35 @@ def _non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
         if nan or inf:
             counts = [f"{count} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count]
             yield f"{name} has {' and '.join(counts)} of {values.numel()} values"
+
+
+def mismatches(
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Return what differs between the weights of a module and those of a file, by name."""
+    return [
+        *(f"{name} is missing" for name in expected if name not in found),
+        *(f"{name} is not in the model" for name in found if name not in expected),
+        *(
+            f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in found and found[name].shape != tensor.shape
+        ),
+        *(
+            f"{name} has the type {_dtype(found[name])}, expected {_dtype(tensor)}"
+            for name, tensor in expected.items()
+            if name in found and _family(found[name]) != _family(tensor)
+        ),
+    ]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _family(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """Return what a copy between types keeps the same: real or complex, floating or not."""
+    return tensor.is_complex(), tensor.is_floating_point()
 
 
 def weights_digest(module: torch.nn.Module) -> str:

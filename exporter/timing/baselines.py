@@ -47,7 +47,7 @@ class Bench:
         native: open it with the CPU library, where one is built; as ``linexport.load`` would.
         work: an existing folder for temporary files.
         settings: of the measurement.
-        pooling: that the original was loaded with.
+        loading: options that the original was loaded with.
     """
 
     tested: ModelUnderTest
@@ -57,7 +57,7 @@ class Bench:
     work: Path
     settings: Settings
     seed: int = 0
-    pooling: str | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     artifact: InferenceSession | None = None
     plain: OrtSession | None = None
@@ -183,7 +183,7 @@ class Bench:
                     files["inputs"][which],
                     files["small"][which],
                     target,
-                    self.pooling,
+                    self.loading,
                     provider,
                 )
             peaks[f"{name}_mb"] = peak

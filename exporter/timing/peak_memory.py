@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def peak_megabytes(
     inputs: Path,
     small_inputs: Path,
     target: str = "ort",
-    pooling: str | None = None,
+    loading: Mapping[str, Any] | None = None,
     provider: str = CPU,
 ) -> tuple[float | None, str | None]:
     """Peak megabytes of one run and None, or None and the reason it could not be measured.
@@ -35,7 +36,7 @@ def peak_megabytes(
         inputs: ``.npz`` of positional inputs, in order.
         small_inputs: the same for the first, unmeasured run.
         target: whose session opens an ONNX file.
-        pooling: that a source is loaded with.
+        loading: options that a source is loaded with.
         provider: execution provider that runs an ONNX file.
     """
     if not sys.platform.startswith("linux"):
@@ -46,7 +47,7 @@ def peak_megabytes(
         "inputs": str(inputs),
         "small_inputs": str(small_inputs),
         "target": target,
-        "pooling": pooling,
+        "loading": dict(loading or {}),
         "provider": provider,
     }
     done = subprocess.run(
@@ -84,7 +85,7 @@ def _probe(request: JsonObject) -> float:
 
         from linexport.sources import load_model
 
-        module = load_model(request["model"], pooling=request["pooling"]).module
+        module = load_model(request["model"], **request["loading"]).module
 
         def run(values: list[Any]) -> object:
             with torch.no_grad():
