@@ -63,6 +63,6 @@ def register(app: typer.Typer) -> None:
         app,
         convert,
         "linexport convert model.pt",
-        "linexport convert net.py:Net --state-dict weights.pt --input 'x=float32[2,16,64]'",
+        "linexport convert net.py:Net --state-dict w.pt --input 'x=float32[2,16,64]'",
         "linexport convert hugging_face_folder --weights int4 --max-kld 0.05",
     )

@@ -188,11 +188,16 @@ def _with_weights_of_file(found: dict[str, Any]) -> dict[str, Any]:
     """Take a file that --weights names for that of --state-dict: no file is a number of bits.
 
     Raises:
-        UsageError: both name a file.
+        UsageError: both name a file, or there is none.
     """
     named = found["weights"]
-    if named in declared()["weights"].words or not Path(named).is_file():
+    if named in declared()["weights"].words or not Path(named).suffix:
         return found
+    if not Path(named).is_file():
+        raise UsageError(
+            f"--weights {named}: there is no such file. Expected one of "
+            f"{', '.join(declared()['weights'].words)}, or the file of a module's weights."
+        )
     if found["state_dict"] is not None:
         raise UsageError(
             f"--weights {named} and --state-dict {found['state_dict']} both name a file of "

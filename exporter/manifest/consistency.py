@@ -11,9 +11,9 @@ from linexport.manifest.records import FileRecord, Manifest, SourceRecord, State
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STATE = re.compile(r"past_(\w+)", re.ASCII)
 """Names that linexport gives to states; the output's begins with ``present_``."""
-FACTORY = re.compile(r"[\w.]+:[\w.]+")
+FACTORY = re.compile(r"(.+\.py|[\w.]+):[\w.]+(\(.*\))?", re.DOTALL)
+"""``package.module:callable`` or ``file.py:Class(argument=1)``."""
 CLASS = re.compile(r"[\w.<>]+")
-"""``package.module:callable``."""
 
 
 def contradictions(manifest: Manifest) -> Iterator[str]:

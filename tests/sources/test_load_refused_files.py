@@ -68,17 +68,18 @@ LAYER = torch.nn.Linear(2, 2)
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 SAFETENSORS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 FACTORY = r"package\.module:callable"
+COMMAND = r"\n  linexport convert FILE\.py:\w+ --state-dict \S+ --input '?x=float32\[2,16,\d+\]'?\n"
 
 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (lambda: saved(LAYER), rf"it would import torch\.nn\.modules\.linear\.Linear.*{FACTORY}"),
+        (lambda: saved(LAYER), rf"it would import torch\.nn\.modules\.linear\.Linear.*{COMMAND}"),
         (
             lambda: saved(LAYER, _use_new_zipfile_serialization=False),
             rf"would import torch\.nn\.modules\.linear\.Linear.*{FACTORY}",
         ),
-        (lambda: saved(LAYER.state_dict()), rf"a state_dict of 2 tensors.*{FACTORY}"),
+        (lambda: saved(LAYER.state_dict()), rf"a state_dict of 2 tensors.*{COMMAND}"),
         (
             lambda: saved(LAYER.state_dict(), _use_new_zipfile_serialization=False),
             r"torch stopped writing with version 1\.6",
@@ -89,7 +90,7 @@ FACTORY = r"package\.module:callable"
         (lambda: saved([1, 2]), "of a list"),
         (scripted, "a TorchScript archive"),
         (onnx_model, "an ONNX model without a graph"),
-        (lambda: SAFETENSORS, "a safetensors file.*not supported yet"),
+        (lambda: SAFETENSORS, rf"weights alone.*{COMMAND}"),
         (lambda: b"\x89HDF\r\n\x1a\n" + bytes(90), "a HDF5 file|an HDF5 file"),
         (lambda: zipped("config.json", "model.weights.h5"), "a Keras archive"),
         (lambda: zipped("word/document.xml"), "a zip archive: no|a zip archive"),
@@ -173,9 +174,9 @@ def test_folders(tmp_path: Path, files: list[str], error: type[Exception], match
         load_model(tmp_path)
 
 
-def test_python_files_become_factories(tmp_path: Path) -> None:
+def test_for_a_python_file_its_command_is_given(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("x = 1")
-    with pytest.raises(UnsupportedModelError, match="pass net:function"):
+    with pytest.raises(UnsupportedModelError, match=r"convert .*net\.py:FUNCTION"):
         load_model(tmp_path / "net.py")
 
 

@@ -1,0 +1,328 @@
+"""file.py:Class with weights of a file and sizes of inputs, and the command that says so."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import linexport
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.sources import example_inputs, load_model
+
+NET = """
+import torch
+from torch import nn
+
+
+class Mixer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return torch.tril(q @ k.mT) @ v
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, rows=50):
+        super().__init__()
+        self.words = nn.Embedding(rows, width)
+        self.layers = nn.ModuleList([Mixer(width)])
+        self.register_buffer("scale", torch.ones(width))
+
+    def forward(self, ids, mask, *, shift=None):
+        x = self.words(ids) * self.scale * mask[..., None]
+        return x + self.layers[0](x) + (0 if shift is None else shift)
+
+
+class Wraps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, ids, count):
+        return self.net(ids + count[:, None], torch.ones_like(ids, dtype=torch.bool))
+
+
+def bare():
+    return Mixer(8)
+
+
+def whole():
+    return Mixer(8), (torch.randn(2, 5, 8),)
+"""
+INPUTS = ("ids=int64[2,5]", "mask=bool[2,5]")
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a file net.py in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    Path("net.py").write_text(NET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import net  # type: ignore[import-not-found]
+
+    yield net
+    sys.modules.pop("net", None)
+
+
+def saved(net: Any, form: str) -> torch.nn.Module:
+    """Write weights.pt in one of the forms that people have; return the module."""
+    torch.manual_seed(7)
+    model = net.Net()
+    weights = model.state_dict()
+    if form == "safetensors":
+        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors.save_file(weights, "weights.pt")
+        return model
+    forms = {
+        "state_dict": weights,
+        "checkpoint": {"epoch": 3, "model": weights, "optimizer": {"state": {}}},
+        "wrapped": {f"module._orig_mod.{name}": value for name, value in weights.items()},
+        "module": model,
+        "module in a checkpoint": {"epoch": 3, "model": model},
+    }
+    torch.save(forms[form], "weights.pt")
+    return model
+
+
+FORMS = (
+    "state_dict",
+    "checkpoint",
+    "wrapped",
+    "module",
+    "module in a checkpoint",
+    "safetensors",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_a_file_are_those_of_the_class(net: Any, form: str) -> None:
+    model = saved(net, form)
+    loaded = load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+    found = loaded.module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(loaded.module(*loaded.args), model.eval()(*loaded.args))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_alone_are_answered_with_the_command_that_takes_them(net: Any, form: str) -> None:
+    saved(net, form)
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_model("weights.pt")
+    [line] = [x for x in str(caught.value).splitlines() if x.startswith("  linexport")]
+    _, _, source, *options = shlex.split(line)
+    assert source == "net.py:Net"
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    assert pairs[0] == ("--state-dict", "weights.pt")
+    inputs = [value for flag, value in pairs if flag == "--input"]
+    assert load_model(source, state_dict="weights.pt", inputs=inputs).args[0].shape == (2, 16)
+
+
+def test_a_pickled_module_runs_nothing(net: Any) -> None:
+    Path("marker.py").write_text("open('ran', 'w').close()\nclass Evil:\n    pass\n")
+    import marker  # type: ignore[import-not-found]
+
+    model = net.Net()
+    model.extra = marker.Evil()
+    torch.save(model, "weights.pt")
+    Path("ran").unlink()
+    for name in ("marker", "net"):
+        del sys.modules[name]
+    with pytest.raises(UnsupportedModelError, match=r"net\.py:Net"):
+        load_model("weights.pt")
+    assert "net" not in sys.modules
+    load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+    assert not Path("ran").exists()
+
+
+class Calls:
+    """An object whose pickle calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *given: Any) -> None:
+        self.reduced = function, given
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def test_calls_in_a_pickle_are_not_made(net: Any) -> None:
+    model = net.Net()
+    model.extra = Calls(open, "ran", "w")
+    torch.save(model, "weights.pt")
+    load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+    assert not Path("ran").exists()
+    torch.load("weights.pt", weights_only=False)
+    assert Path("ran").exists()  # the control: the pickle works
+
+
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        del weights[name]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without("scale"), "scale is missing"),
+        (lambda w: w.update(more=torch.ones(2)), "more is not in the model"),
+        (lambda w: w.update(scale=torch.ones(9)), r"scale has shape \(9,\), expected \(8,\)"),
+        (lambda w: w.update(scale=torch.ones(8, dtype=torch.int64)), "scale has the type int64"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    net: Any, change: Callable[[dict[str, torch.Tensor]], None], said: str
+) -> None:
+    weights = dict(net.Net().state_dict())
+    change(weights)
+    torch.save(weights, "weights.pt")
+    with pytest.raises(UsageError, match=said) as caught:
+        load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+    assert "net.py:Net(width=..., rows=...)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no such file"),
+        ([1, 2], "a list without weights"),
+        ({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}}, "several state_dicts: a, b"),
+        (b"words", "not weights"),
+        (b"PK\3\4", "not weights"),
+    ],
+)
+def test_other_files_of_weights_are_refused(net: Any, content: Any, said: str) -> None:
+    if isinstance(content, bytes):
+        Path("weights.pt").write_bytes(content)
+    elif content is not None:
+        torch.save(content, "weights.pt")
+    with pytest.raises(LinexportError, match=said):
+        load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+
+
+def test_arguments_of_a_class_are_literals(net: Any) -> None:
+    loaded = load_model("net.py:Net(16, rows=9)", inputs=INPUTS)
+    assert loaded.module.words.weight.shape == (9, 16)
+    for text in ("(width=open('x'))", "(8)(9)", "(**{})", "(width=...)", "(", "(rows)"):
+        with pytest.raises(UsageError, match=r"not all literals|neither a file"):
+            load_model(f"net.py:Net{text}", inputs=INPUTS)
+    with pytest.raises(UsageError, match=r"'net.py:Mixer\(width=\.\.\.\)'"):
+        load_model("net.py:Mixer", inputs=["x=float32[2,5,8]"])
+
+
+def test_ids_are_rows_of_their_embedding(net: Any) -> None:
+    loaded = load_model("net.py:Net(rows=7)", inputs=INPUTS)
+    assert loaded.integer_ranges == {0: (0, 7)}
+    assert int(loaded.args[0].max()) < 7
+
+
+def test_integers_that_no_embedding_takes_need_a_limit(net: Any) -> None:
+    given = ["ids=int64[2,5]:3", "count=int64[2]"]
+    with pytest.raises(UsageError, match=r"--input count=int64\[2\]:1000"):
+        load_model("net.py:Wraps", inputs=given)
+    loaded = load_model("net.py:Wraps", inputs=[given[0], "count=int64[2]:40"])
+    assert loaded.integer_ranges == {0: (0, 3), 1: (0, 40)}
+
+
+def test_inputs_are_those_of_the_seed(net: Any) -> None:
+    first, again, other = (
+        load_model("net.py:Mixer(8)", inputs=["x=float32[2,5,8]"], seed=seed).args[0]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_inputs_by_name_alone_come_last(net: Any) -> None:
+    loaded = load_model("net.py:Net", inputs=["shift=float32[8]", *INPUTS])
+    assert [x.dtype for x in loaded.args] == [torch.int64, torch.bool]
+    assert list(loaded.kwargs) == ["shift"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((), r"linexport convert net.py:Net --input 'ids=int64\[2,16\]' --input 'mask=bool"),
+        (INPUTS[:1], "no --input for mask; its forward takes ids, mask, shift"),
+        ((*INPUTS, "x=bool[2]"), "no parameter x"),
+        ((*INPUTS, INPUTS[0]), "ids is given twice"),
+        (("ids=int64[2,500000000000]", INPUTS[1]), "cannot be drawn"),
+        (("ids=float32[2,5]", INPUTS[1]), "the model itself fails"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(net: Any, inputs: tuple[str, ...], said: str) -> None:
+    with pytest.raises(LinexportError, match=said):
+        load_model("net.py:Net", inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x", "not of the form"),
+        ("x=float32", "not of the form"),
+        ("x=float32[2,a]", "not of the form"),
+        ("x=float32[2,0]", "positive integers"),
+        ("x=float32[2,,3]", "positive integers"),
+        ("x=float[2,3]", "found the type float; expected float32"),
+        ("x=float32[2]:9", "is for integers"),
+        ("x=int64[2]:0", "at least 1"),
+    ],
+)
+def test_inputs_are_written_in_one_form(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        example_inputs.parse([text])
+
+
+def test_a_function_may_return_a_module_alone(net: Any) -> None:
+    loaded = load_model("net:bare", inputs=["x=float32[2,5,8]"])
+    assert loaded.args[0].shape == (2, 5, 8)
+    with pytest.raises(UsageError, match="Leave out --input"):
+        load_model("net:whole", inputs=["x=float32[2,5,8]"])
+
+
+def test_other_sources_take_no_weights(net: Any) -> None:
+    torch.save({}, "empty.pt")
+    with pytest.raises(UsageError, match="--state-dict goes with"):
+        load_model("empty.pt", state_dict="weights.pt")
+    with pytest.raises(UsageError, match="--input goes with"):
+        load_model(net.whole, inputs=INPUTS)
+
+
+def test_files_are_imported_as_their_packages_do(net: Any) -> None:
+    Path("own/inner").mkdir(parents=True)
+    for folder in ("own", "own/inner"):
+        Path(folder, "__init__.py").touch()
+    Path("own/inner/model.py").write_text("from ..layers import Mixer as Net")
+    Path("own/layers.py").write_text(NET)
+    assert load_model("own/inner/model.py:Net(8)", inputs=["x=float32[2,5,8]"]).module is not None
+    assert "own.inner.model" in sys.modules
+
+
+@pytest.mark.parametrize("name", ["json.py", "my-net.py", "net.py"])
+def test_a_file_is_taken_whatever_its_name(net: Any, name: str) -> None:
+    Path("other").mkdir()
+    Path("other", name).write_text(NET.replace("class Net", "class Own"))
+    loaded = load_model(f"other/{name}:Own", inputs=INPUTS)
+    assert type(loaded.module).__name__ == "Own"
+
+
+def test_a_class_of_ones_own_is_converted_and_checked_again(net: Any) -> None:
+    saved(net, "module")
+    manifest = linexport.convert(
+        "net.py:Net", state_dict="weights.pt", inputs=INPUTS, bench=False, threads=1
+    )
+    assert manifest.artifact == "Net.artifact"
+    assert manifest.options.state_dict == "weights.pt"
+    assert linexport.validate("Net.artifact", source="net.py:Net").status == "ok"
+    torch.save(net.Net().state_dict(), "weights.pt")
+    with pytest.raises(UsageError, match="gives other weights"):
+        linexport.validate("Net.artifact", source="net.py:Net")
