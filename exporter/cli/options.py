@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from linexport.errors import LinexportError, UsageError
-from linexport.manifest.options import FLOAT32, ConvertOptions, Panel, declared, defaults
+from linexport.manifest.options import (
+    FLOAT32,
+    CommandLineOption,
+    ConvertOptions,
+    Panel,
+    declared,
+    defaults,
+)
 from linexport.targets.runtime import providers
 
 if TYPE_CHECKING:
@@ -156,6 +163,8 @@ def convert_parameters() -> list[inspect.Parameter]:
     hints, found = get_type_hints(ConvertOptions), []
     for name, one in declared().items():
         typed: Any = {"commas": str | None, "repeated": list[str] | None}.get(one.form, hints[name])
+        if one.off:
+            typed = str
         default = defaults()[name] if one.form == "single" else None
         found.append(
             inspect.Parameter(
@@ -165,7 +174,17 @@ def convert_parameters() -> list[inspect.Parameter]:
                 annotation=Annotated[typed, option(name)],
             )
         )
+        if one.off:
+            found.append(_switched_off(name, one))
     return found
+
+
+def _switched_off(name: str, one: CommandLineOption) -> inspect.Parameter:
+    """The parameter ``--no-NAME`` of an option that takes a value."""
+    flag = f"--no-{one.flag.removeprefix('--')}"
+    chosen = typer.Option(flag, help=f"As {one.flag} {one.off}.", rich_help_panel=one.panel)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(f"no_{name}", kind, default=False, annotation=Annotated[bool, chosen])
 
 
 def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,11 +195,16 @@ def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
+        if name not in declared():  # that which switches another one off
+            continue
         form = declared()[name].form
         if form == "single":
             found[name] = value
         elif value is not None:
             found[name] = _listed(name, value) if form == "commas" else tuple(value)
+    for name, one in declared().items():
+        if one.off and given.get(f"no_{name}"):
+            found[name] = one.off
     return _with_weights_of_file(found)
 
 

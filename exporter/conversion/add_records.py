@@ -17,13 +17,14 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
+from linexport.manifest.measured import LatencyRow
 from linexport.manifest.placement import PlacementRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference.module import feeds
 from linexport.targets.base import fits_library, uses_library
 from linexport.targets.runtime.providers import CPU_ONLY
-from linexport.timing.baselines import TIMED_LENGTHS, Bench
-from linexport.timing.latency import Settings
+from linexport.timing.baselines import Bench
+from linexport.timing.latency import FULL, Extent
 from linexport.timing.throughput import Workload, throughput
 
 MEMORY_LENGTHS = (1024, 4096)
@@ -38,13 +39,13 @@ class Measuring:
 
     Attributes:
         lengths: sequence lengths; None for the usual ones.
-        settings: of the measurement.
+        extent: of the measurement.
         seed: of the inputs.
         program: the original as it was exported, where that was done already.
     """
 
     lengths: tuple[int, ...] | None
-    settings: Settings
+    extent: Extent
     seed: int
     program: torch.export.ExportedProgram | None = None
 
@@ -218,7 +219,7 @@ def _engine_latency(
     session: Any, tested: parity.ModelUnderTest, seed: int
 ) -> tuple[EngineLatencyRow, ...]:
     length = dims.sequence(tested.dims)
-    allowed = [n for n in (1, *TIMED_LENGTHS) if length and tested.dims[length].allows(n)]
+    allowed = [n for n in (1, *FULL.lengths) if length and tested.dims[length].allows(n)]
     rows = []
     for size in allowed or [1]:
         sizes = {n: limits.nearest(1) for n, limits in tested.dims.items()}
@@ -241,9 +242,7 @@ def with_measurements(
         runner.export_plainly(how.program)
         rows = runner.latency(how.lengths)
         decode = runner.decode()
-        measured = {row.length for row in rows}
-        lengths = [n for n in MEMORY_LENGTHS if n in measured] or [max(measured)]
-        memory = runner.memory(tuple(lengths))
+        memory = runner.memory(_memory_lengths(rows)) if how.extent.memory else None
     nodes = manifest.nodes
     if runner.plain_nodes is not None:
         nodes = replace(nodes, exported=runner.plain_nodes)
@@ -251,12 +250,18 @@ def with_measurements(
         manifest,
         latency=tuple(rows),
         decode=decode,
-        memory=tuple(memory),
+        memory=None if memory is None else tuple(memory),
         nodes=nodes,
-        measurement=replace(how.settings.record(), placement=placement),
+        measurement=replace(how.extent.record(), placement=placement),
     )
     manifest = with_slowness_measured(with_warnings(manifest, runner.notes))
     return with_engines_timed(manifest, tested, folder, how.seed) if manifest.engines else manifest
+
+
+def _memory_lengths(rows: Iterable[LatencyRow]) -> tuple[int, ...]:
+    """Return lengths to measure memory at: the usual ones that were timed, else the longest."""
+    measured = {row.length for row in rows}
+    return tuple(n for n in MEMORY_LENGTHS if n in measured) or (max(measured),)
 
 
 def with_throughput(
@@ -280,6 +285,6 @@ def _bench(
 ) -> Bench:
     native = uses_library(manifest)
     return Bench(
-        *(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed),
+        *(tested, folder / MODEL, manifest.target, native, scratch, how.extent, how.seed),
         loading=manifest.options.loading,
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 from linexport import passes, targets
 from linexport.artifact import write
@@ -20,13 +21,14 @@ from linexport.conversion.openable import OpenableManifest
 from linexport.conversion.proof_strategy import announced
 from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_head, check_quantisation, quantize
-from linexport.conversion.revalidate import bench
+from linexport.conversion.revalidate import measured_again
 from linexport.conversion.run import run
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import (
     FLOAT32,
+    BenchExtent,
     Pooling,
     Precision,
     Proof,
@@ -42,6 +44,7 @@ from linexport.sources.callables import without_arguments
 from linexport.sources.hugging_face import declared_head
 from linexport.sources.metric import as_metric, check_drop
 from linexport.system.progress import Progress, Silent, Stopwatch
+from linexport.timing.latency import EXTENTS
 
 FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
 """Options that go with quantised weights alone."""
@@ -76,7 +79,7 @@ def convert(
     mtp: bool = True,
     dims: Iterable[str] = (),
     tune: bool = False,
-    bench: bool = True,
+    bench: BenchExtent | bool = "short",
     lengths: Iterable[int] | None = None,
     threads: int = 0,
     seed: int = 0,
@@ -140,7 +143,8 @@ def convert(
             --draft mtp. Engines and --proof layers take none.
         dims: Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.
         tune: Choose lowerings by measuring them on this machine.
-        bench: Measure latency and memory.
+        bench: short measures latency at two lengths, full at four, and peak memory; none
+            nothing.
         lengths: Sequence lengths to measure at, such as 128,1024,4096.
         threads: Threads of everything measured; 0 for each one's own choice.
         seed: Seed of all random inputs; recorded.
@@ -199,6 +203,9 @@ def convert_checked(
 ) -> Manifest:
     """Convert a model, or one that is loaded, and check it as told; else like ``convert``."""
     place = Path(output)
+    if config.bench not in get_args(BenchExtent):
+        expected = ", ".join(get_args(BenchExtent))
+        raise UsageError(f"--bench is {config.bench!r}; expected one of {expected}.")
     if config.weights != FLOAT32:
         return _quantised(source, place, config, progress)
     if any(getattr(config, name) is not None for name in FOR_WEIGHTS):
@@ -262,9 +269,9 @@ def _quantised(
             options=config,
             original=_in_half(source, config),
         )
-    if not config.bench or by_layers:  # the original would be in memory as a whole
+    if not config.measures or by_layers:  # the original would be in memory as a whole
         return manifest
-    return bench(
+    return measured_again(
         manifest.artifact,
         source=source,
         lengths=config.lengths,
@@ -272,6 +279,7 @@ def _quantised(
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
         progress=progress,
+        extent=EXTENTS[config.bench],
     )
 
 

@@ -40,7 +40,7 @@ from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets.base import uses_library
 from linexport.targets.runtime import providers
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
-from linexport.timing.latency import Settings
+from linexport.timing.latency import THOROUGH, Extent
 from linexport.timing.throughput import Workload
 
 log = logging.getLogger(__name__)
@@ -221,14 +221,42 @@ def bench(
     ``workload`` its prefill and decode are measured, and nothing else. The baselines run on the
     CPU, whatever the provider of the artifact is.
     """
-    folder = Path(artifact)
-    watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
+    return measured_again(
+        artifact,
+        source=source,
+        lengths=lengths,
+        workload=workload,
+        threads=threads,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        execution=Execution(provider, strict),
+        trust=trust,
+    )
+
+
+def measured_again(
+    artifact: str | Path,
+    *,
+    source: Any = None,
+    lengths: Iterable[int] | None = None,
+    workload: Workload | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    execution: Execution = CPU_ONLY,
+    trust: Trust | None = None,
+    extent: Extent = THOROUGH,
+) -> Manifest:
+    """Measure an artifact to an extent; else like ``bench``."""
+    folder, watch = Path(artifact), Stopwatch(progress or Silent())
     found = checked_artifact(folder, trust)
     tested = reopen(found, source, threads, trust_remote_code, watch, execution)
     manifest = found.manifest
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
-        how = Measuring(chosen, Settings(threads=threads), seed)
+        how = Measuring(chosen, extent.on(threads), seed)
         if workload is None:
             manifest = with_measurements(manifest, tested, folder, how)
         else:

@@ -49,7 +49,7 @@ from linexport.sources import LoadedModel
 from linexport.targets.base import uses_library
 from linexport.targets.lowering.choice import PORTABLE
 from linexport.targets.lowering.packed_batches import refused
-from linexport.timing.latency import BRIEF
+from linexport.timing.latency import EXTENTS
 
 NOT_AS_A_WHOLE = "each layer was proven in turn, and the float32 model not run as a whole"
 
@@ -104,7 +104,7 @@ def run(job: Job) -> Manifest:
             )
     if _passed(manifest) and _runs_here(job):
         manifest = with_kernels_compared(manifest, tested, job.model)
-    if _passed(manifest) and _runs_here(job) and not job.options.bench:
+    if _passed(manifest) and _runs_here(job) and not job.options.measures:
         with job.watch.stage("work"):
             given = manifest, tested, original.traced, job.model, job.options.seed
             manifest = with_work_counted(*given)
@@ -120,11 +120,11 @@ def run(job: Job) -> Manifest:
         with job.watch.stage("build"):
             manifest = _build(job, job.target.build, original.dims, manifest)
             manifest = with_engines_checked(manifest, tested, job.folder, job.options.seed)
-    if job.options.bench:
+    if job.options.measures:
         with job.watch.stage("measure"):
-            settings = replace(BRIEF, threads=job.options.threads)
+            extent = EXTENTS[job.options.bench].on(job.options.threads)
             program = original.traced.program
-            how = Measuring(job.options.lengths, settings, job.options.seed, program)
+            how = Measuring(job.options.lengths, extent, job.options.seed, program)
             manifest = with_measurements(manifest, tested, job.folder, how)
     stages = tuple(StageRecord(**stage) for stage in job.watch.stages)
     return with_status(replace(manifest, stages=stages))

@@ -10,6 +10,8 @@ from linexport.manifest.placement import PlacementRecord
 RUNNERS = ("artifact", "plain_export", "pytorch")
 """The artifact and its baselines: prefixes of the fields below, and keys of ``reasons``."""
 
+MeasuredExtent = Literal["short", "full"]
+
 
 @dataclass(frozen=True)
 class Times:
@@ -107,6 +109,7 @@ class MeasurementRecord:
         longest_call_seconds: a baseline was not called where one call would take longer.
         placement: the execution provider that ran the artifact; None for the CPU, which always
             runs the baselines.
+        extent: "full", or "short": few lengths and calls, and no memory.
     """
 
     warmup: int
@@ -115,3 +118,4 @@ class MeasurementRecord:
     interleaved: bool
     longest_call_seconds: float
     placement: PlacementRecord | None = None
+    extent: MeasuredExtent = "full"

@@ -25,6 +25,7 @@ Precision = Literal["fp32", "fp16", "bf16"]
 Weights = Literal["float32", "fp16", "bf16", "int8", "int4", "auto"]
 Pooling = Literal["mean", "last", "cls"]
 Proof = Literal["whole", "layers"]
+BenchExtent = Literal["none", "short", "full"]
 
 FLOAT32: Final = "float32"
 """Weights as they are proven equal to the original's."""
@@ -61,6 +62,7 @@ class CommandLineOption:
         min: smallest integer allowed.
         example: a value, for errors.
         words: values that shells complete, where there are few.
+        off: the value that ``--no-`` and the name stand for.
     """
 
     flag: str
@@ -70,6 +72,7 @@ class CommandLineOption:
     min: int | None = None
     example: str = ""
     words: tuple[str, ...] = ()
+    off: str = ""
 
 
 def _option(default: Any, flag: str, panel: Panel, help: str, **more: Any) -> Any:
@@ -224,7 +227,14 @@ class ConvertOptions:
     tune: bool = _option(
         False, "--tune", Panel.TARGET, "Choose lowerings by measuring them on this machine."
     )
-    bench: bool = _option(True, "--bench", Panel.COMMON, "Measure latency and memory.")
+    bench: str | bool = _option(
+        "short",
+        "--bench",
+        Panel.COMMON,
+        "short measures latency at two lengths, full at four, and peak memory; none nothing.",
+        words=get_args(BenchExtent),
+        off="none",
+    )
     lengths: tuple[int, ...] | None = _option(
         None,
         "--lengths",
@@ -284,14 +294,21 @@ class ConvertOptions:
     )
 
     def __post_init__(self) -> None:
-        """Take any iterable where a tuple is kept, none of it being the default, and any path."""
+        """Take any iterable where a tuple is kept, any path, and yes or no to be measured."""
         for one in fields(self):
             value = getattr(self, one.name)
             if value is not None and one.metadata[OPTION_KEY].form != "single":
                 object.__setattr__(self, one.name, tuple(value) or one.default)
+        if isinstance(self.bench, bool):
+            object.__setattr__(self, "bench", "short" if self.bench else "none")
         for name in ("timing_cache", "dump_passes", "data", "state_dict"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))
+
+    @property
+    def measures(self) -> bool:
+        """Anything is measured."""
+        return self.bench != "none"
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -320,8 +337,10 @@ def command(source: str, output: str, options: ConvertOptions) -> str:
 
 
 def _words(option: CommandLineOption, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [option.flag if value else f"--no-{option.flag.removeprefix('--')}"]
+    if value is False or (option.off and value == option.off):
+        return [f"--no-{option.flag.removeprefix('--')}"]
+    if value is True:
+        return [option.flag]
     if option.form == "repeated":
         return [word for item in value for word in (option.flag, item)]
     if option.form == "commas":

@@ -20,11 +20,19 @@ from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
 from linexport.report.pareto_chart import pareto_chart
 from linexport.report.text import ABSENT, count, error, positive, target_name
-from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
+from linexport.report.verdict import (
+    SKIPPED,
+    checks,
+    parity_failed,
+    streaming_check,
+    verdict,
+    why_no_memory,
+)
 from linexport.system.escape import html
 from linexport.system.json_object import JsonObject
 
 NO_BENCH = f"not measured: {SKIPPED}"
+SHORTLY = " This is a short measurement; --bench full takes more lengths, more runs and the memory."
 SHORT_NAME = 28
 PARETO = {"bytes": "Divergence by size", "step_ms": "Divergence by time of a step"}
 
@@ -182,6 +190,7 @@ def _timed(manifest: Manifest) -> dict[str, object]:
         "measurement": _method(manifest),
         "decode": measured.decode(manifest.decode),
         "memory": measured.memory(manifest.memory or ()),
+        "no_memory": f"not measured: {why_no_memory(manifest)}",
     }
 
 
@@ -210,5 +219,5 @@ def _method(manifest: Manifest) -> str:
     return (
         f"{count(how.repeats)} timed runs after {count(how.warmup)} to warm up, {threads}, the "
         f"artifact and its baselines {turns}. One call of a baseline may take "
-        f"{count(how.longest_call_seconds)} s."
+        f"{count(how.longest_call_seconds)} s.{SHORTLY if how.extent == 'short' else ''}"
     )

@@ -18,6 +18,7 @@ from linexport.report.text import NO_REASON, amount, count, error, format_speedu
 # The harder baseline first: it is the one worth quoting.
 BASELINES = (("plain_export", "a plain export"), ("pytorch", "eager PyTorch"))
 SKIPPED = "it was skipped; linexport bench measures an artifact"
+NOT_IN_SHORT = "it is left out of a short measurement; --bench full has it"
 
 
 @dataclass(frozen=True)
@@ -366,10 +367,16 @@ def _decode_check(manifest: Manifest) -> Check:
     return Check("Decode", "decode", "plain", word, "median time of one more token")
 
 
+def why_no_memory(manifest: Manifest) -> str:
+    """Return why the peak memory of an artifact was not measured."""
+    short = manifest.measurement is not None and manifest.measurement.extent == "short"
+    return NOT_IN_SHORT if short else SKIPPED
+
+
 def _memory_check(manifest: Manifest) -> Check:
     rows = [row for row in manifest.memory or () if row.artifact_mb is not None]
     if not rows:
-        return Check("Memory", "memory", "open", "not measured", SKIPPED)
+        return Check("Memory", "memory", "open", "not measured", why_no_memory(manifest))
     row = max(rows, key=lambda row: row.length)
     detail = f"peak at {count(row.length)} tokens"
     return Check("Memory", "memory", "plain", f"{amount(row.artifact_mb)} MB", detail)

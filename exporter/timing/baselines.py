@@ -27,13 +27,11 @@ from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.runtime.providers import CPU
 from linexport.timing.admission import Admission, if_equal
-from linexport.timing.latency import Call, Called, Settings, latency_table, measure
+from linexport.timing.latency import Call, Called, Extent, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import error_summary, innermost
 
-TIMED_LENGTHS = (64, 256, 1024, 4096)
 LEAD_IN = 4
-BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
 
 @dataclass
@@ -46,7 +44,7 @@ class Bench:
         target: name of its target.
         native: open it with the CPU library, where one is built; as ``linexport.load`` would.
         work: an existing folder for temporary files.
-        settings: of the measurement.
+        extent: of the measurement.
         loading: options that the original was loaded with.
     """
 
@@ -55,7 +53,7 @@ class Bench:
     target: str
     native: bool
     work: Path
-    settings: Settings
+    extent: Extent
     seed: int = 0
     loading: Mapping[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -65,6 +63,11 @@ class Bench:
     plain_nodes: int | None = None
     notes: list[str] = field(default_factory=list)
     moved: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of each measurement."""
+        return self.extent.settings
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.settings.longest)
@@ -88,7 +91,7 @@ class Bench:
         if sequence is None:
             return self._latency_by_batch()
         limits = self.tested.dims[sequence]
-        wanted = [n for n in lengths or TIMED_LENGTHS if limits.allows(n)]
+        wanted = [n for n in lengths or self.extent.lengths if limits.allows(n)]
         refused = sorted(set(lengths or ()) - set(wanted))
         if refused:
             self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")
@@ -106,7 +109,7 @@ class Bench:
         length = next((s[1] for s in shapes if isinstance(s[1], int)), 1)
         sizes: list[dict[str, int]] = [{}]
         for name, limits in self.tested.dims.items():
-            allowed = [n for n in BATCHES_WITHOUT_LENGTH if limits.allows(n)]
+            allowed = [n for n in self.extent.batches if limits.allows(n)]
             sizes = [{name: n} for n in allowed] or sizes
         return [
             LatencyRow(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from linexport.manifest.measured import RUNNERS, LatencyRow, MeasurementRecord, Times
-from linexport.system.json_object import JsonObject
+from linexport.manifest.measured import (
+    RUNNERS,
+    LatencyRow,
+    MeasuredExtent,
+    MeasurementRecord,
+    Times,
+)
 
 Call = Callable[[], object]
 
@@ -48,13 +53,55 @@ class Settings:
     threads: int = 0
     lead_in: int = 1
 
-    def record(self) -> MeasurementRecord:
+    def record(self, extent: MeasuredExtent = "full") -> MeasurementRecord:
         """Return the settings as the manifest holds them."""
-        return MeasurementRecord(self.warmup, self.repeats, self.threads, True, self.longest)
+        taken = self.warmup, self.repeats, self.threads, True, self.longest
+        return MeasurementRecord(*taken, extent=extent)
 
 
-BRIEF = Settings(seconds=1.0, patience=2.0, longest=2.0)
-"""Time that a conversion spends; ``linexport bench`` takes the time."""
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured of an artifact.
+
+    Attributes:
+        name: as the manifest holds it.
+        settings: of every measurement.
+        lengths: sequence lengths, where the user names none.
+        batches: of a model without a dynamic length.
+        memory: peak memory as well, each figure in a process of its own.
+    """
+
+    name: MeasuredExtent
+    settings: Settings
+    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
+    batches: tuple[int, ...] = (1, 8, 64)
+    memory: bool = True
+
+    def on(self, threads: int) -> Extent:
+        """Return the same on so many threads."""
+        return replace(self, settings=replace(self.settings, threads=threads))
+
+    def record(self) -> MeasurementRecord:
+        """Return it as the manifest holds it."""
+        return self.settings.record(self.name)
+
+
+SHORT = Extent(
+    "short",
+    Settings(warmup=2, repeats=7, seconds=0.5, patience=1.0, longest=1.0),
+    lengths=(256, 1024),
+    batches=(1, 8),
+    memory=False,
+)
+"""What a conversion measures where nothing else is said: medians of seven calls."""
+
+FULL = Extent("full", Settings(seconds=1.0, patience=2.0, longest=2.0))
+"""All of it, in the time that a conversion spends."""
+
+THOROUGH = Extent("full", Settings())
+"""All of it, in the time that ``linexport bench`` spends."""
+
+EXTENTS: Mapping[str, Extent] = {"short": SHORT, "full": FULL}
 
 
 class Called:

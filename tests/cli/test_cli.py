@@ -141,7 +141,7 @@ def whole(
     """A conversion in a process of its own, with everything measured."""
     folder = tmp_path_factory.mktemp("whole")
     out, modules = folder / "out", folder / "modules.json"
-    options = ("-o", out, "--json", "--lengths", "8,33")
+    options = ("-o", out, "--json", "--lengths", "8,33", "--bench", "full")
     result = program(
         *("convert", factories.source("small"), *options), program=(str(MODULES), str(modules))
     )

@@ -122,12 +122,14 @@ def accepted() -> dict[str, set[str]]:
     from linexport.quantization.forecast import LAYERS, WHOLE
     from linexport.sources.hugging_face.heads import POOLINGS
     from linexport.targets import DTYPES
+    from linexport.timing.latency import EXTENTS
 
     return {
         "precision": set(DTYPES),
         "weights": {"float32", *CHOICES},
         "pooling": set(POOLINGS),
         "proof": {WHOLE, LAYERS},
+        "bench": {"none", *EXTENTS},
     }
 
 

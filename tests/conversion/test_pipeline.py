@@ -26,6 +26,7 @@ from linexport.errors import UsageError
 from linexport.manifest import Manifest, describe_files, to_json
 from linexport.manifest.records import DimRecord, StateRecord
 from linexport.sources import load_model
+from linexport.timing.latency import SHORT
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,6 +39,25 @@ def made(
     converted: Callable[..., Path], manifest_of: Callable[[Path], Manifest]
 ) -> Callable[..., Manifest]:
     return lambda name, **options: manifest_of(converted(name, **options))
+
+
+def test_a_short_measurement_says_that_it_is_one(
+    factories: SimpleNamespace, tmp_path: Path
+) -> None:
+    source = factories.source("small")
+    manifest = linexport.convert(source, tmp_path / "a", lengths=(8,), threads=1)
+    assert manifest.options.bench == manifest.measurement.extent == "short"
+    assert manifest.measurement.repeats == SHORT.settings.repeats
+    assert [row.length for row in manifest.latency] == [8] and manifest.latency[0].artifact_ms > 0
+    assert manifest.decode.artifact_ms > 0
+    assert manifest.memory is None
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert "This is a short measurement" in page and "left out of a short measurement" in page
+
+
+def test_a_measurement_of_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'fast'; expected one of none, short, full"):
+        linexport.convert("absent.pt", tmp_path / "a", bench="fast")
 
 
 def test_an_artifact_is_three_files_that_describe_each_other(

@@ -121,7 +121,7 @@ def test_the_artifact_stands_on_its_own(
 def test_it_is_measured_beside_the_file_itself(
     exported: Callable[..., Path], convert: Callable[..., Manifest]
 ) -> None:
-    manifest = convert(exported(17, False), bench=True, lengths=(8,))
+    manifest = convert(exported(17, False), bench="full", lengths=(8,))
     row = manifest.latency[0]
     assert row.artifact_ms > 0 and row.plain_export_ms > 0
     assert row.pytorch_ms is None

@@ -17,12 +17,13 @@ from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
 from linexport.timing.admission import Admission
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import Settings, interleaved, latency_table, measure
+from linexport.timing.latency import Extent, Settings, interleaved, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = Settings(warmup=1, repeats=3, threads=1)
+SETTINGS = Settings(warmup=1, repeats=3, threads=1)
+QUICK = Extent("full", SETTINGS)
 
 
 def test_baselines_take_turns_and_warm_calls_do_not_count() -> None:
@@ -81,7 +82,7 @@ def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
     row = measure(
         {"artifact": lambda: None, "plain_export": None, "pytorch": broken},
         {"plain_export": "it was not made"},
-        QUICK,
+        SETTINGS,
     )
     assert row.artifact_ms is not None and row.artifact_p90_ms is not None
     assert row.artifact_p90_ms >= row.artifact_ms
@@ -90,7 +91,7 @@ def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
 
 
 def test_a_table_has_a_row_per_length() -> None:
-    rows = latency_table((4, 9), lambda n: {"artifact": lambda: None}, {}, QUICK, batch=2)
+    rows = latency_table((4, 9), lambda n: {"artifact": lambda: None}, {}, SETTINGS, batch=2)
     assert [(r.length, r.batch) for r in rows] == [(4, 2), (9, 2)]
 
 
