@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from linexport.option_names import shown
+
 
 class LinexportError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Its message names options by flags; see ``option_names`` for how they are shown.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
 
 
 class StoppedAfterPass(LinexportError):  # noqa: N818 - not a failure: it was asked for

@@ -25,6 +25,7 @@ from linexport.errors import (
     StoppedAfterPass,
     TimeLimitError,
 )
+from linexport.option_names import shown_as_flags
 from linexport.system import signals
 from linexport.system.json_object import JsonObject
 from linexport.system.room import FULL, MAKE_ROOM
@@ -39,6 +40,11 @@ _stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
 @contextmanager
 def guarded(json_output: bool) -> Iterator[None]:
     """Turn exceptions of a command into one message and an exit code."""
+    with shown_as_flags():
+        yield from _guarded(json_output)
+
+
+def _guarded(json_output: bool) -> Iterator[None]:
     reset = _stdout.set(sys.stdout)
     try:
         signals.unwind()

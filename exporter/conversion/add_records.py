@@ -24,7 +24,7 @@ from linexport.parity.reference.module import feeds
 from linexport.targets.base import fits_library, uses_library
 from linexport.targets.runtime.providers import CPU_ONLY
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import FULL, Extent
+from linexport.timing.latency import FULL, BenchPlan
 from linexport.timing.throughput import Workload, throughput
 
 MEMORY_LENGTHS = (1024, 4096)
@@ -45,7 +45,7 @@ class Measuring:
     """
 
     lengths: tuple[int, ...] | None
-    extent: Extent
+    extent: BenchPlan
     seed: int
     program: torch.export.ExportedProgram | None = None
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from linexport.option_names import shown_as_flags
 from linexport.system import memory, sandbox
 from linexport.system.json_object import JsonObject
 from linexport.system.progress import Silent
@@ -62,14 +63,15 @@ def main() -> None:
     told.tell(confined=asdict(confined))
     memory.own_process()
     try:
-        _convert(config["source"], options, folder, told)
+        with shown_as_flags():  # the parent shows them as its own caller takes them
+            _convert(config["source"], options, folder, told)
     except BaseException as error:
         if _out_of_memory(error):
             told.tell(error="MemoryError", message="")
             return
         lines = str(error).strip().splitlines() or ["no message"]
         known = _is_ours(error)
-        told.tell(error=type(error).__name__, message=str(error) if known else lines[0])
+        told.tell(error=type(error).__name__, message=str(error.args[0]) if known else lines[0])
     else:
         told.tell(done=True)
 

@@ -40,7 +40,7 @@ from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets.base import uses_library
 from linexport.targets.runtime import providers
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
-from linexport.timing.latency import THOROUGH, Extent
+from linexport.timing.latency import THOROUGH, BenchPlan
 from linexport.timing.throughput import Workload
 
 log = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ def measured_again(
     progress: Progress | None = None,
     execution: Execution = CPU_ONLY,
     trust: Trust | None = None,
-    extent: Extent = THOROUGH,
+    extent: BenchPlan = THOROUGH,
 ) -> Manifest:
     """Measure an artifact to an extent; else like ``bench``."""
     folder, watch = Path(artifact), Stopwatch(progress or Silent())

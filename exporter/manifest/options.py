@@ -13,6 +13,8 @@ import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
+from linexport.option_names import Keyword, add_keyword
+
 OPTION_KEY = "option"
 """Key of a field's metadata under which its ``CommandLineOption`` is kept."""
 
@@ -312,8 +314,27 @@ class ConvertOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What ``load_model`` takes of them to give the same model again."""
+        """Keywords of ``load_model`` that give the same model again."""
         return {"pooling": self.pooling, "state_dict": self.state_dict, "inputs": self.inputs}
+
+
+def _declare() -> None:
+    """Make the options known to messages."""
+    for one in fields(ConvertOptions):
+        option = one.metadata[OPTION_KEY]
+        add_keyword(
+            option.flag,
+            Keyword(
+                one.name,
+                option.words or (get_args(TargetName) if one.name == "target" else ()),
+                flag=one.default is False,
+                several=option.form != "single",
+                off=f'"{option.off}"' if option.off else "False",
+            ),
+        )
+
+
+_declare()
 
 
 def defaults() -> dict[str, Any]:

@@ -17,7 +17,7 @@ MOST_FILES, MOST_BYTES = 50, 2**20
 """Python files of a folder that are looked at, and bytes of each."""
 
 FILE, NAME = "FILE.py", "CLASS"
-"""What stands for a class that is not found."""
+"""Placeholders of a class that is not found."""
 
 GUESS = "Sizes, and names in capitals, are a guess: check them"
 

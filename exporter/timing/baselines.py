@@ -27,7 +27,7 @@ from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.runtime.providers import CPU
 from linexport.timing.admission import Admission, if_equal
-from linexport.timing.latency import Call, Called, Extent, Settings, latency_table, measure
+from linexport.timing.latency import Call, Called, BenchPlan, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import error_summary, innermost
 
@@ -53,7 +53,7 @@ class Bench:
     target: str
     native: bool
     work: Path
-    extent: Extent
+    extent: BenchPlan
     seed: int = 0
     loading: Mapping[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Extent:
+class BenchPlan:
     """How much is measured of an artifact.
 
     Attributes:
@@ -77,7 +77,7 @@ class Extent:
     batches: tuple[int, ...] = (1, 8, 64)
     memory: bool = True
 
-    def on(self, threads: int) -> Extent:
+    def on(self, threads: int) -> BenchPlan:
         """Return the same on so many threads."""
         return replace(self, settings=replace(self.settings, threads=threads))
 
@@ -86,22 +86,22 @@ class Extent:
         return self.settings.record(self.name)
 
 
-SHORT = Extent(
+SHORT = BenchPlan(
     "short",
     Settings(warmup=2, repeats=7, seconds=0.5, patience=1.0, longest=1.0),
     lengths=(256, 1024),
     batches=(1, 8),
     memory=False,
 )
-"""What a conversion measures where nothing else is said: medians of seven calls."""
+"""Default of a conversion: medians of seven calls."""
 
-FULL = Extent("full", Settings(seconds=1.0, patience=2.0, longest=2.0))
-"""All of it, in the time that a conversion spends."""
+FULL = BenchPlan("full", Settings(seconds=1.0, patience=2.0, longest=2.0))
+"""The whole, in the time that a conversion spends."""
 
-THOROUGH = Extent("full", Settings())
-"""All of it, in the time that ``linexport bench`` spends."""
+THOROUGH = BenchPlan("full", Settings())
+"""The whole, in the time that ``linexport bench`` spends."""
 
-EXTENTS: Mapping[str, Extent] = {"short": SHORT, "full": FULL}
+EXTENTS: Mapping[str, BenchPlan] = {"short": SHORT, "full": FULL}
 
 
 class Called:

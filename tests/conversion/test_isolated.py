@@ -128,12 +128,12 @@ def convert(source: str, tmp_path: Path, **options: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("allocates", {"max_memory": 2}, "needed more than 2 GiB in stage load.*--max-memory"),
+        ("allocates", {"max_memory": 2}, "needed more than 2 GiB in stage load.*max_memory"),
         pytest.param(
             *("allocates_by_torch", {"max_memory": 2}, "needed more than 2 GiB in stage load"),
             marks=pytest.mark.slow,
         ),
-        ("loops", {"max_seconds": 8}, r"took longer than 8 s .* Allow more with --max-seconds"),
+        ("loops", {"max_seconds": 8}, r"took longer than 8 s .* Allow more with max_seconds"),
         ("forks", {}, "ended by SIGSEGV in stage load: the model, or a library"),
         pytest.param("aborts", {}, "ended by SIGABRT", marks=pytest.mark.slow),
     ],

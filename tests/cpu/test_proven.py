@@ -27,7 +27,7 @@ from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
 from linexport.targets.cpu_fusion.version import native_version
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import Extent, Settings
+from linexport.timing.latency import BenchPlan, Settings
 
 
 def stated(folder: Path, record: LibraryRecord | None) -> Manifest:
@@ -81,7 +81,7 @@ def test_a_library_that_differed_is_not_what_is_timed(
         manifest = stated(artifact, LibraryRecord("functions", passed, version="0123"))
         tested = reopen(checked_artifact(artifact), factories.source("small"), 1, False, watch)
         settings = Settings(warmup=1, repeats=1, threads=1)
-        extent = Extent("full", settings)
+        extent = BenchPlan("full", settings)
         bench = Bench(tested, artifact / MODEL, "ort", manifest.trusts_library, artifact, extent)
         assert bench.opened().native is passed
 

@@ -246,9 +246,9 @@ def test_every_op_that_has_kernels_is_an_operator_of_the_library() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        (Options(quick=True), "--quick and --timing-cache are of targets that build engines"),
+        (Options(quick=True), "quick=True and timing_cache are of targets that build engines"),
         (Options(precision="int4"), "expected one of fp32, fp16, bf16"),
-        (Options(plugins=False, sms=(SM,)), "--no-plugins wants none"),
+        (Options(plugins=False, sms=(SM,)), "plugins=False wants none"),
         (Options(sms=(70,)), "no kernels for compute capability 7.0"),
     ],
 )

@@ -103,7 +103,7 @@ def test_auto_map_is_not_advised_to_be_deleted_where_another_class_is_built_then
         architectures=["Lfm2Model" if auto else "Lfm2BidirectionalModel"],
         auto_map=own if auto else {"AutoTokenizer": ["own.Own", None]},
     )
-    with pytest.raises(UnsupportedModelError, match=r"--trust-remote-code.*factory") as refused:
+    with pytest.raises(UnsupportedModelError, match=r"trust_remote_code=True.*factory") as refused:
         load_model(place)
     assert "elete auto_map" not in str(refused.value)
 

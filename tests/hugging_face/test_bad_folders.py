@@ -104,7 +104,7 @@ def test_custom_code_is_not_run_unless_asked_for(folder: Path) -> None:
     )
     mapping = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}
     edit(folder, auto_map=mapping, model_type="own")
-    with pytest.raises(UnsupportedModelError, match=r"modeling_own.*--trust-remote-code"):
+    with pytest.raises(UnsupportedModelError, match=r"modeling_own.*trust_remote_code=True"):
         load_model(folder)
     assert not marker.exists()
 

@@ -149,11 +149,11 @@ def test_layers_are_chosen_where_memory_is_short_and_validate_finds_the_same(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "auto"}, "--proof layers is not for --weights auto"),
-        ({"weights": "bf16"}, "--proof layers is not for --weights bf16"),
-        ({"weights": "int4", "target": "onnx"}, "--proof layers is not for target onnx"),
-        ({"weights": "int4", "isolated": True}, "--proof layers is not for --isolated"),
-        ({}, "--proof are for quantised weights"),
+        ({"weights": "auto"}, 'proof="layers" is not for weights="auto"'),
+        ({"weights": "bf16"}, 'proof="layers" is not for weights="bf16"'),
+        ({"weights": "int4", "target": "onnx"}, 'proof="layers" is not for target onnx'),
+        ({"weights": "int4", "isolated": True}, 'proof="layers" is not for isolated=True'),
+        ({}, "proof are for quantised weights"),
     ],
 )
 def test_what_cannot_be_proven_by_layers_is_refused_by_name(
@@ -161,7 +161,7 @@ def test_what_cannot_be_proven_by_layers_is_refused_by_name(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         linexport.convert(model_folder(FAMILY), tmp_path / "q", proof="layers", **options)
-    with pytest.raises(UsageError, match="--proof is 'half'; expected whole or layers"):
+    with pytest.raises(UsageError, match="proof is 'half'; expected whole or layers"):
         linexport.convert(model_folder(FAMILY), tmp_path / "q", proof="half", weights="int4")
     with pytest.raises(UsageError, match="is not a folder of a Hugging Face model"):
         linexport.convert(tmp_path, tmp_path / "q", proof="layers", weights="int4")

@@ -406,9 +406,9 @@ def test_systems_that_do_not_run_it_are_refused(
     converted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     place = converted(KINDS[0])
-    with pytest.raises(UsageError, match=r"onnx does not run.*--no-mtp"):
+    with pytest.raises(UsageError, match=r"onnx does not run.*mtp=False"):
         package(place, find_destination("onnx"), tmp_path / "one")
-    with pytest.raises(UsageError, match=r"onnxruntime-genai does not run.*--no-mtp"):
+    with pytest.raises(UsageError, match=r"onnxruntime-genai does not run.*mtp=False"):
         write_genai(place, tmp_path / "two")
     package(place, find_destination("ray"), tmp_path / "three")
 

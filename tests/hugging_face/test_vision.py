@@ -266,7 +266,7 @@ def test_what_goes_with_a_tower(
     assert np.abs(advanced[words]["logits"] - logits).max() > 1e-3
     again = artifact.run(np.array([prompt(4)]), **given)["logits"]
     np.testing.assert_allclose(logits, again, atol=1e-5)
-    with pytest.raises(UsageError, match=r"onnx takes text alone.*--no-vision"):
+    with pytest.raises(UsageError, match=r"onnx takes text alone.*vision=False"):
         package(place, find_destination("onnx"), tmp_path / "packaged")
     path = place / "vision.onnx"
     saved = path.read_bytes()

@@ -285,5 +285,5 @@ def test_functional_attention_without_a_projection_cannot_be_distilled() -> None
 
     data = torch.randn(20, 2, 5, 8)
     assert run(Bare(), data, map="taylor2").report.layers[0].projection is None
-    with pytest.raises(UsageError, match="Leave --distil out"):
+    with pytest.raises(UsageError, match="Leave distil out"):
         run(Bare(), data, map="taylor2", distil=3)

@@ -197,6 +197,6 @@ def test_a_function_that_a_manifest_names_is_not_called(
 def test_a_function_that_the_user_names_is_called(
     artifact: Path, factories: SimpleNamespace
 ) -> None:
-    with pytest.raises(UsageError, match="--source small_models:small"):
+    with pytest.raises(UsageError, match="source small_models:small"):
         linexport.validate(artifact, threads=1)
     assert linexport.validate(artifact, source=factories.source("small"), threads=1).status == "ok"

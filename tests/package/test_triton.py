@@ -349,7 +349,7 @@ def test_engines_that_the_server_cannot_open_are_refused(
     artifact = converted("language_model", target="onnx")
     other = with_engine(artifact, tmp_path / "rtx", runtime="tensorrt-rtx")
     cases = [
-        (artifact, {"backend": "tensorrt"}, "has no engine; .*--target tensorrt"),
+        (artifact, {"backend": "tensorrt"}, "has no engine; .*target=.tensorrt"),
         (other, {"backend": "tensorrt"}, "engines of tensorrt-rtx only"),
         (with_engine(artifact, tmp_path / "one"), {"sm": "90"}, "engines for 89: choose"),
         (with_engine(artifact, tmp_path / "two"), {"plugins": "nowhere.so"}, "plugins=nowhere.so"),

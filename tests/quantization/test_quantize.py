@@ -332,7 +332,7 @@ def test_weights_of_what_is_no_language_model(
     assert record.output_error is not None and 0 < record.output_error < 0.02
     with pytest.raises(UsageError, match="it is for language models"):
         linexport.quantize(converted("heavy"), tmp_path / "auto", weights="auto")
-    with pytest.raises(UsageError, match=r"--max-kld limits the divergence .* --max-drop"):
+    with pytest.raises(UsageError, match=r"max_kld limits the divergence .* max_drop"):
         linexport.quantize(converted("heavy"), tmp_path / "limit", weights="int8", max_kld=0.1)
 
 

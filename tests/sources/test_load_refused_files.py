@@ -68,7 +68,10 @@ LAYER = torch.nn.Linear(2, 2)
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 SAFETENSORS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 FACTORY = r"package\.module:callable"
-COMMAND = r"\n  linexport convert FILE\.py:\w+ --state-dict \S+ --input '?x=float32\[2,16,\d+\]'?\n"
+COMMAND = (
+    r'\n  linexport\.convert\("FILE\.py:\w+", state_dict="\S+", '
+    r'inputs=\["x=float32\[2,16,\d+\]"\]\)\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_folders(tmp_path: Path, files: list[str], error: type[Exception], match
 
 def test_for_a_python_file_its_command_is_given(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("x = 1")
-    with pytest.raises(UnsupportedModelError, match=r"convert .*net\.py:FUNCTION"):
+    with pytest.raises(UnsupportedModelError, match=r"convert.*net\.py:FUNCTION"):
         load_model(tmp_path / "net.py")
 
 

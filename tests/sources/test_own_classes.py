@@ -13,6 +13,7 @@ import torch
 
 import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.option_names import shown_as_flags
 from linexport.sources import example_inputs, load_model
 
 NET = """
@@ -118,7 +119,9 @@ def test_weights_alone_are_answered_with_the_command_that_takes_them(net: Any, f
     saved(net, form)
     with pytest.raises(UnsupportedModelError) as caught:
         load_model("weights.pt")
-    [line] = [x for x in str(caught.value).splitlines() if x.startswith("  linexport")]
+    with shown_as_flags():
+        lines = str(caught.value).splitlines()
+    [line] = [x for x in lines if x.startswith("  linexport")]
     _, _, source, *options = shlex.split(line)
     assert source == "net.py:Net"
     pairs = list(zip(options[::2], options[1::2], strict=True))
@@ -228,7 +231,7 @@ def test_ids_are_rows_of_their_embedding(net: Any) -> None:
 
 def test_integers_that_no_embedding_takes_need_a_limit(net: Any) -> None:
     given = ["ids=int64[2,5]:3", "count=int64[2]"]
-    with pytest.raises(UsageError, match=r"--input count=int64\[2\]:1000"):
+    with pytest.raises(UsageError, match=r"inputs count=int64\[2\]:1000"):
         load_model("net.py:Wraps", inputs=given)
     loaded = load_model("net.py:Wraps", inputs=[given[0], "count=int64[2]:40"])
     assert loaded.integer_ranges == {0: (0, 3), 1: (0, 40)}
@@ -251,8 +254,8 @@ def test_inputs_by_name_alone_come_last(net: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ((), r"linexport convert net.py:Net --input 'ids=int64\[2,16\]' --input 'mask=bool"),
-        (INPUTS[:1], "no --input for mask; its forward takes ids, mask, shift"),
+        ((), r'linexport.convert\("net.py:Net", inputs=\["ids=int64\[2,16\]", "mask=bool'),
+        (INPUTS[:1], "no inputs for mask; its forward takes ids, mask, shift"),
         ((*INPUTS, "x=bool[2]"), "no parameter x"),
         ((*INPUTS, INPUTS[0]), "ids is given twice"),
         (("ids=int64[2,500000000000]", INPUTS[1]), "cannot be drawn"),
@@ -285,15 +288,15 @@ def test_inputs_are_written_in_one_form(text: str, said: str) -> None:
 def test_a_function_may_return_a_module_alone(net: Any) -> None:
     loaded = load_model("net:bare", inputs=["x=float32[2,5,8]"])
     assert loaded.args[0].shape == (2, 5, 8)
-    with pytest.raises(UsageError, match="Leave out --input"):
+    with pytest.raises(UsageError, match="Leave out inputs"):
         load_model("net:whole", inputs=["x=float32[2,5,8]"])
 
 
 def test_other_sources_take_no_weights(net: Any) -> None:
     torch.save({}, "empty.pt")
-    with pytest.raises(UsageError, match="--state-dict goes with"):
+    with pytest.raises(UsageError, match="state_dict goes with"):
         load_model("empty.pt", state_dict="weights.pt")
-    with pytest.raises(UsageError, match="--input goes with"):
+    with pytest.raises(UsageError, match="inputs goes with"):
         load_model(net.whole, inputs=INPUTS)
 
 

@@ -234,10 +234,10 @@ def test_a_model_without_a_packed_form_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"target": "ort"}, "--packed-batches of that alone; found target ort"),
-        ({"target": "tensorrt-rtx"}, "--packed-batches are of target ort-cuda"),
-        ({"sms": (90,)}, "ONNX Runtime's kernels, and --sm for linexport's"),
-        ({"inline": True}, "--inline puts"),
+        ({"target": "ort"}, "packed_batches=True of that alone; found target ort"),
+        ({"target": "tensorrt-rtx"}, "packed_batches=True are of target ort-cuda"),
+        ({"sms": (90,)}, "ONNX Runtime's kernels, and sms for linexport's"),
+        ({"inline": True}, "inline=True puts"),
     ],
 )
 def test_options_that_contradict_packed_batches(

@@ -75,7 +75,7 @@ def test_an_engine_without_a_driver_is_refused_by_tensorrt_too(
 
 def test_a_gpu_of_another_kind_is_named(made: Path, gpu: SimpleNamespace) -> None:
     gpu.sm = 120
-    with pytest.raises(EnvironmentProblemError, match=r"8\.9; this GPU has 12\.0.*--sm 120"):
+    with pytest.raises(EnvironmentProblemError, match=r"8\.9; this GPU has 12\.0.*sms=\[120\]"):
         linexport.load(made)
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_prepared(
 
 def test_what_was_not_prepared_is_not_built(converted: Callable[..., Path], rtx: Any) -> None:
     with pytest.raises(
-        UsageError, match=r"of target ort\. Convert the model with --target tensorrt"
+        UsageError, match=r"of target ort\. Convert the model with target=.tensorrt"
     ):
         build(converted("small"))
     engines = converted("small", target="tensorrt-rtx", sms=(89,), dims=("seq=1:16:200",))

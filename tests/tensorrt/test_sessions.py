@@ -63,7 +63,9 @@ def test_an_engine_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_an_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:
     records = [made(tmp_path), made(tmp_path, sm=120)]
     assert session.choose(records, 120, tmp_path, RTX).sm == 120
-    with pytest.raises(EnvironmentProblemError, match=r"8\.9, 12\.0; this GPU has 8\.6.*--sm 86"):
+    with pytest.raises(
+        EnvironmentProblemError, match=r"8\.9, 12\.0; this GPU has 8\.6.*sms=\[86\]"
+    ):
         session.choose(records, 86, tmp_path, RTX)
     with pytest.raises(
         EnvironmentProblemError, match=r"has 9\.0\. TensorRT-RTX has none.*ort-cuda"
@@ -94,7 +96,7 @@ def test_one_token_falls_into_the_decode_profile_and_too_many_into_none() -> Non
     assert [p.name for p in known] == [PREFILL, DECODE]
     assert session.profile_for(known, {"batch": 4, "seq": 1}) == 1
     assert session.profile_for(known, {"batch": 4, "seq": 2}) == 0
-    with pytest.raises(UsageError, match=r"'seq': 101.*seq 1 to 100.*--dim"):
+    with pytest.raises(UsageError, match=r"'seq': 101.*seq 1 to 100.*dims"):
         session.profile_for(known, {"batch": 4, "seq": 101})
     with pytest.raises(UsageError, match=r"'batch': 5"):
         session.profile_for(known, {"batch": 5, "seq": 1})

@@ -17,13 +17,13 @@ from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
 from linexport.timing.admission import Admission
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import Extent, Settings, interleaved, latency_table, measure
+from linexport.timing.latency import BenchPlan, Settings, interleaved, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = Settings(warmup=1, repeats=3, threads=1)
-QUICK = Extent("full", SETTINGS)
+QUICK = BenchPlan("full", SETTINGS)
 
 
 def test_baselines_take_turns_and_warm_calls_do_not_count() -> None:

@@ -141,7 +141,7 @@ def test_no_kernel_takes_more_shared_memory_than_there_is(
     assembled(lambda one: (0, largest + 1 if one.stages > 1 else largest))
     assert fit.fitting([kernel], 90) == {kernel: replace(kernel, stages=1)}
     assembled(lambda one: (0, largest + 1))
-    with pytest.raises(BuildError, match=r"232,449 bytes .* 9\.0 may have 232,448.*--no-plugins"):
+    with pytest.raises(BuildError, match=r"232,449 bytes .* 9\.0 may have 232,448.*plugins=False"):
         fit.fitting([kernel], 90)
 
 
