@@ -24,6 +24,7 @@ from linexport.conversion.add_records import (
     with_status,
     with_throughput,
 )
+from linexport.conversion.expected_time import say_comparison
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked
 from linexport.conversion.publish import write_reports
@@ -118,6 +119,7 @@ def check_again(
         raise UsageError(
             "--data is text that a quantised artifact is compared on; this one is not."
         )
+    say_comparison(watch.shown, tested)
     with watch.stage("parity"):
         manifest, failed = with_parity(manifest, tested, seed)
         if failed is not None:

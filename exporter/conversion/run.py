@@ -27,6 +27,7 @@ from linexport.conversion.add_records import (
 )
 from linexport.conversion.bisect_matches import blamed
 from linexport.conversion.context import Job, TracedOriginal, load_original
+from linexport.conversion.expected_time import say_comparison, say_measurement
 from linexport.conversion.kernels_by_default import with_kernels_compared
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked, write_predictor
@@ -121,10 +122,12 @@ def run(job: Job) -> Manifest:
             manifest = _build(job, job.target.build, original.dims, manifest)
             manifest = with_engines_checked(manifest, tested, job.folder, job.options.seed)
     if job.options.measures:
+        plan = EXTENTS[job.options.bench].on(job.options.threads)
+        named = job.options.lengths and len(job.options.lengths)
+        say_measurement(job.watch.shown, tested, plan, named, job.watch.seconds("trace"))
         with job.watch.stage("measure"):
-            extent = EXTENTS[job.options.bench].on(job.options.threads)
             program = original.traced.program
-            how = Measuring(job.options.lengths, extent, job.options.seed, program)
+            how = Measuring(job.options.lengths, plan, job.options.seed, program)
             manifest = with_measurements(manifest, tested, job.folder, how)
     stages = tuple(StageRecord(**stage) for stage in job.watch.stages)
     return with_status(replace(manifest, stages=stages))
@@ -219,6 +222,8 @@ def _checked(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -
     if job.checks.by_layers:
         return _by_layers(job, original, withdrawn)
     found = _stream(job, original, withdrawn)
+    if not withdrawn and not job.portable:  # the others are trials
+        say_comparison(job.watch.shown, found.tested)
     with job.watch.stage("parity"):
         manifest, failed = with_parity(found.manifest, found.tested, job.options.seed)
     return replace(found, manifest=manifest, failed=failed)

@@ -53,6 +53,10 @@ class Stopwatch:
         self.shown = shown
         self.stages: list[JsonObject] = []
 
+    def seconds(self, name: str) -> float:
+        """Return how long the stages of a name took so far."""
+        return sum(float(one["seconds"]) for one in self.stages if one["name"] == name)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """See ``Progress``."""

@@ -27,7 +27,7 @@ from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.runtime.providers import CPU
 from linexport.timing.admission import Admission, if_equal
-from linexport.timing.latency import Call, Called, BenchPlan, Settings, latency_table, measure
+from linexport.timing.latency import BenchPlan, Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import error_summary, innermost
 

@@ -1,0 +1,133 @@
+"""Seconds that a long stage will take, said before it: forecast from calls of the original.
+
+    comparing    calls in float32 and float64 of every planned case, and of the artifact
+    measuring    an export like the one that was traced, then the time allowed to each runner
+
+One call at the traced length, and where that promises a long stage one at a longer length, say how
+the time of a call grows with the tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from linexport.graph.dims import sequence
+from linexport.parity import ModelUnderTest
+from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.system.progress import Progress
+from linexport.timing.latency import BenchPlan
+
+WORTH_SAYING = 10.0
+"""Seconds of a stage below which nothing is said."""
+
+LONGER = 512
+"""Tokens of the second call."""
+
+SURE = 1.0
+"""Forecast in seconds below which the second call is not made."""
+
+PER_CASE = 4.0
+"""Times of a float32 call that a case takes: that, about twice as long in float64, and the
+artifact."""
+
+PROCESS = 4.0
+"""Seconds in which a process that measures memory imports PyTorch and opens a model."""
+
+RUNNERS = 3
+
+Sizes = Mapping[str, int]
+
+
+def say_comparison(shown: Progress, tested: ModelUnderTest) -> None:
+    """Say how long the comparison of a model with its original takes, where that is long."""
+    seconds = comparison(tested, lambda sizes: _seconds_of_call(tested, sizes))
+    _say(shown, "Comparing it with the original", seconds)
+
+
+def say_measurement(
+    shown: Progress, tested: ModelUnderTest, plan: BenchPlan, lengths: int | None, traced: float
+) -> None:
+    """Say how long a measurement takes, where that is long.
+
+    Args:
+        shown: gets the sentence.
+        tested: the model.
+        plan: of the measurement.
+        lengths: how many the user names; None for those of the plan.
+        traced: seconds that tracing the original took.
+    """
+    counted = lengths or len(plan.lengths if sequence(tested.dims) else plan.batches)
+    _say(shown, "Measuring it", measurement(plan, counted, traced))
+
+
+def comparison(tested: ModelUnderTest, seconds_of_call: Callable[[Sizes], float]) -> float:
+    """Return about how many seconds a comparison takes.
+
+    Args:
+        tested: the model.
+        seconds_of_call: seconds of one call of the original at these sizes.
+    """
+    first = sequence(tested.dims)
+    cases = plan_cases(tested.dims, tested.traced, True, 0, tested.input_shapes, tested.chosen, 0)
+    base = dict(tested.traced)
+    seconds = seconds_of_call(base)
+    whole = _total(cases, first, base, seconds, 1.0, seconds)
+    if first is None or whole < SURE:
+        return whole
+    longer = {**base, first: tested.dims[first].nearest(LONGER)}
+    if longer[first] <= base[first]:
+        return whole
+    second = seconds_of_call(longer)
+    if not second:
+        return whole
+    grown = math.log(second / seconds) / math.log(longer[first] / base[first])
+    return _total(cases, first, longer, second, min(max(grown, 1.0), 2.0), min(seconds, second))
+
+
+def measurement(plan: BenchPlan, lengths: int, traced: float) -> float:
+    """Return about how many seconds a measurement takes; see ``say_measurement``."""
+    timed = RUNNERS * lengths * plan.settings.seconds
+    memory = RUNNERS * min(lengths, 2) * PROCESS if plan.memory else 0.0
+    return traced + timed + plan.settings.seconds + memory
+
+
+def _total(
+    cases: list[Case], first: str | None, at: Sizes, seconds: float, power: float, least: float
+) -> float:
+    """Return seconds of all cases, by a call at some sizes and how it grows with the tokens.
+
+    ``least`` is what a call of any size takes.
+    """
+    found = 0.0
+    for case in cases:
+        rows = math.prod(size / at[n] for n, size in case.sizes.items() if n != first)
+        tokens = case.sizes[first] / at[first] if first else 1.0
+        found += PER_CASE * max(least, seconds * rows * tokens**power)
+    return found
+
+
+def _seconds_of_call(tested: ModelUnderTest, sizes: Sizes) -> float:
+    """Return the seconds of a call; 0.0 where the original does not run at these sizes."""
+    try:
+        args, kwargs = draw_inputs(tested.loaded, tested.input_shapes, Case("time", sizes, 0))
+        start = time.perf_counter()
+        with torch.no_grad():
+            tested.loaded.module(*args, **kwargs)
+    except Exception:  # the comparison says why
+        return 0.0
+    return time.perf_counter() - start
+
+
+def _say(shown: Progress, what: str, seconds: float) -> None:
+    if seconds >= WORTH_SAYING:
+        shown.note(f"    {what} takes about {_rounded(seconds)}.")
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 90:
+        return f"{5 * round(seconds / 5)} s"
+    return f"{round(seconds / 60)} minutes"

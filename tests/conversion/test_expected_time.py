@@ -1,0 +1,85 @@
+"""The expected time of long stages, said before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from linexport.artifact.checked import checked_artifact
+from linexport.conversion import expected_time, revalidate
+from linexport.conversion.expected_time import PER_CASE, comparison, measurement, say_measurement
+from linexport.parity import ModelUnderTest
+from linexport.parity.cases import plan_cases
+from linexport.system.progress import Silent, Stopwatch
+from linexport.timing.latency import FULL, SHORT
+
+
+class Notes(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        """See ``Progress``."""
+        self.said.append(text)
+
+
+@pytest.fixture
+def tested(converted: Callable[..., Path], factories: SimpleNamespace) -> ModelUnderTest:
+    checked = checked_artifact(converted("small"))
+    return revalidate.reopen(checked, factories.source("small"), 1, False, Stopwatch(Silent()))
+
+
+def tokens(sizes: Mapping[str, int]) -> int:
+    return sizes["batch"] * sizes["seq"]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_comparison_takes_the_calls_of_its_cases(tested: ModelUnderTest, power: int) -> None:
+    """A model whose calls take time by the length, or by its square."""
+
+    def seconds(sizes: Mapping[str, int]) -> float:
+        return 1e-2 * sizes["batch"] * sizes["seq"] ** power
+
+    cases = plan_cases(tested.dims, tested.traced, True, 0, tested.input_shapes)
+    expected = PER_CASE * sum(seconds(c.sizes) for c in cases)
+    assert comparison(tested, seconds) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_short_comparison_calls_once_and_says_nothing(
+    tested: ModelUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def seconds(tested: ModelUnderTest, sizes: Mapping[str, int]) -> float:
+        calls.append(sizes)
+        return 1e-6 * tokens(sizes)
+
+    notes = Notes()
+    monkeypatch.setattr(expected_time, "_seconds_of_call", seconds)
+    expected_time.say_comparison(notes, tested)
+    assert len(calls) == 1 and not notes.said
+    monkeypatch.setattr(expected_time, "_seconds_of_call", lambda t, s: 1e-3 * tokens(s))
+    expected_time.say_comparison(notes, tested)
+    [said] = notes.said
+    assert said.startswith("    Comparing it with the original takes about ") and said.endswith(
+        " s."
+    )
+
+
+def test_a_model_that_fails_is_left_to_the_comparison(tested: ModelUnderTest) -> None:
+    assert comparison(tested, lambda sizes: 0.0) == 0.0
+
+
+def test_a_full_measurement_is_forecast_and_a_short_one_is_not(tested: ModelUnderTest) -> None:
+    notes = Notes()
+    say_measurement(notes, tested, SHORT, None, 3.0)
+    assert not notes.said
+    say_measurement(notes, tested, FULL, None, 3.0)
+    assert notes.said == ["    Measuring it takes about 40 s."]
+    assert measurement(FULL, 4, 300.0) > 300
