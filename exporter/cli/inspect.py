@@ -147,8 +147,9 @@ def _print_origin(
 def _print_findings(found: SourceInspection, console: Console) -> None:
     """Print warnings, the fused matches, and the rejected ones with their reasons."""
     from linexport.report.matches import facts, summary
+    from linexport.report.text import grouped
 
-    for warning in found.warnings:
+    for warning in grouped(found.warnings):
         console.print(f"! {warning}", style="yellow", markup=False)
     for one in found.matches:
         console.print(f"\n✓ {summary(one.match)}, computes {one.match.where}", style="green")

@@ -1,6 +1,6 @@
 """Seconds that a long stage will take, said before it: forecast from calls of the original.
 
-    comparing    calls in float32 and float64 of every planned case, and of the artifact
+    comparing    a call of every planned case in float32, and in float64 where that is made
     measuring    an export like the one that was traced, then the time allowed to each runner
 
 One call at the traced length, and where that promises a long stage one at a longer length, say how
@@ -18,6 +18,7 @@ import torch
 from linexport.graph.dims import sequence
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.reference.outputs import PATIENCE
 from linexport.system.progress import Progress
 from linexport.timing.latency import BenchPlan
 
@@ -30,9 +31,8 @@ LONGER = 512
 SURE = 1.0
 """Forecast in seconds below which the second call is not made."""
 
-PER_CASE = 4.0
-"""Times of a float32 call that a case takes: that, about twice as long in float64, and the
-artifact."""
+IN_FLOAT64 = 2.0
+"""Times of a float32 call that one in float64 takes, where it is made."""
 
 PROCESS = 4.0
 """Seconds in which a process that measures memory imports PyTorch and opens a model."""
@@ -106,7 +106,8 @@ def _total(
     for case in cases:
         rows = math.prod(size / at[n] for n, size in case.sizes.items() if n != first)
         tokens = case.sizes[first] / at[first] if first else 1.0
-        found += PER_CASE * max(least, seconds * rows * tokens**power)
+        single = max(least, seconds * rows * tokens**power)
+        found += single if single > PATIENCE else (1 + IN_FLOAT64) * single
     return found
 
 

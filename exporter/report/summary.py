@@ -11,7 +11,7 @@ from rich.text import Text
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.rewriting import RejectionRecord
-from linexport.report.text import KEPT, amount, count, format_speedup
+from linexport.report.text import KEPT, amount, count, format_speedup, grouped, others
 from linexport.report.verdict import Check, checks, verdict
 from linexport.system.terminal import printable
 
@@ -37,18 +37,30 @@ def print_summary(manifest: Manifest, console: Console) -> None:
         lines.add_row("Vision", _words(tower))
     if manifest.kept_attention:
         lines.add_row("Kept", _words(f"{KEPT}{_places(manifest.kept_attention)}"))
-    for one in manifest.refused:
-        where = f"{one.where}, {one.line}" if one.line else one.where
-        lines.add_row("Refused", _words(f"{where}: {one.reason}", STYLES["open"]))
+    for sentence in _refused(manifest.refused):
+        lines.add_row("Refused", _words(sentence, STYLES["open"]))
     for check in checks(manifest):
         lines.add_row(check.name, _check(check, marks))
-    for warning in manifest.warnings:
+    for warning in grouped(manifest.warnings):
         lines.add_row("Warning", _words(warning, STYLES["open"]))
     console.print(lines)
     rows = sorted(manifest.latency or (), key=lambda row: row.length)
     if rows:
         console.print()
         console.print(_latency(rows))
+
+
+def _refused(found: Sequence[RejectionRecord]) -> list[str]:
+    """Return a sentence for each reason, with the first place it holds at."""
+    places: dict[str, list[RejectionRecord]] = {}
+    for one in found:
+        places.setdefault(one.reason, []).append(one)
+    sentences = []
+    for reason, [first, *more] in places.items():
+        where = f"{first.where}, {first.line}" if first.line else first.where
+        same = f". {others(len(more))}." if more else ""
+        sentences.append(f"{where}: {reason.removesuffix('.') if more else reason}{same}")
+    return sentences
 
 
 def _words(value: str, style: str = "") -> Text:

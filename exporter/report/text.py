@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -17,6 +18,32 @@ TARGETS = {
     "tensorrt": "TensorRT",
     "tensorrt-rtx": "TensorRT-RTX",
 }
+
+
+_PATHS = re.compile(r"\b\w+(?:[./]\w+)+\b")
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_ERRORS = re.compile(r"\d+(?:\.\d+)?e[-+]?\d+")
+
+
+def grouped(sentences: Iterable[str]) -> list[str]:
+    """Return sentences, those that differ in names and numbers alone as one with their count.
+
+    Of these the one with the largest error is shown.
+    """
+    alike: dict[str, list[str]] = {}
+    for sentence in sentences:
+        alike.setdefault(_NUMBERS.sub("#", _PATHS.sub("#", sentence)), []).append(sentence)
+    return [_one_of(found) for found in alike.values()]
+
+
+def _one_of(alike: Sequence[str]) -> str:
+    worst = max(alike, key=lambda one: max(map(float, _ERRORS.findall(one)), default=0.0))
+    return worst if len(alike) == 1 else f"{worst} {others(len(alike) - 1)}."
+
+
+def others(more: int) -> str:
+    """Return how many further cases are like one: "The same in 3 more cases"."""
+    return f"The same in {count(more)} more case{'s' if more > 1 else ''}"
 
 
 def number(value: object) -> float | None:

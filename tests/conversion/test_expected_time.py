@@ -11,9 +11,10 @@ import pytest
 
 from linexport.artifact.checked import checked_artifact
 from linexport.conversion import expected_time, revalidate
-from linexport.conversion.expected_time import PER_CASE, comparison, measurement, say_measurement
+from linexport.conversion.expected_time import IN_FLOAT64, comparison, measurement, say_measurement
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import plan_cases
+from linexport.parity.reference.outputs import PATIENCE
 from linexport.system.progress import Silent, Stopwatch
 from linexport.timing.latency import FULL, SHORT
 
@@ -40,14 +41,17 @@ def tokens(sizes: Mapping[str, int]) -> int:
 
 
 @pytest.mark.parametrize("power", [1, 2])
-def test_a_comparison_takes_the_calls_of_its_cases(tested: ModelUnderTest, power: int) -> None:
+def test_a_comparison_takes_the_calls_of_its_cases(
+    tested: ModelUnderTest, power: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model whose calls take time by the length, or by its square."""
 
     def seconds(sizes: Mapping[str, int]) -> float:
-        return 1e-2 * sizes["batch"] * sizes["seq"] ** power
+        return 1e-9 * sizes["batch"] * sizes["seq"] ** power
 
     cases = plan_cases(tested.dims, tested.traced, True, 0, tested.input_shapes)
-    expected = PER_CASE * sum(seconds(c.sizes) for c in cases)
+    expected = (1 + IN_FLOAT64) * sum(seconds(c.sizes) for c in cases)
+    monkeypatch.setattr(expected_time, "SURE", 0.0)
     assert comparison(tested, seconds) == pytest.approx(expected, rel=0.1)
 
 
@@ -64,12 +68,23 @@ def test_a_short_comparison_calls_once_and_says_nothing(
     monkeypatch.setattr(expected_time, "_seconds_of_call", seconds)
     expected_time.say_comparison(notes, tested)
     assert len(calls) == 1 and not notes.said
-    monkeypatch.setattr(expected_time, "_seconds_of_call", lambda t, s: 1e-3 * tokens(s))
+    monkeypatch.setattr(expected_time, "_seconds_of_call", lambda t, s: 4e-3 * tokens(s))
     expected_time.say_comparison(notes, tested)
     [said] = notes.said
     assert said.startswith("    Comparing it with the original takes about ") and said.endswith(
         " s."
     )
+
+
+def test_what_takes_too_long_is_not_run_in_float64(tested: ModelUnderTest) -> None:
+    def seconds(sizes: Mapping[str, int]) -> float:
+        return 1e-2 * tokens(sizes)
+
+    cases = plan_cases(tested.dims, tested.traced, True, 0, tested.input_shapes)
+    singles = [seconds(case.sizes) for case in cases]
+    assert max(singles) > PATIENCE > min(singles)
+    expected = sum(one if one > PATIENCE else (1 + IN_FLOAT64) * one for one in singles)
+    assert comparison(tested, seconds) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_model_that_fails_is_left_to_the_comparison(tested: ModelUnderTest) -> None:
