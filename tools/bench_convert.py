@@ -240,7 +240,9 @@ def measured(name: str) -> dict[str, Any]:
     watched = Watched(weights)
     start, busy = time.perf_counter(), _processor()
     with tempfile.TemporaryDirectory() as work:
-        manifest = linexport.convert(f"bench_convert:{name}", Path(work) / "out", progress=watched)
+        manifest = linexport.convert(
+            f"bench_convert:{name}", Path(work) / "out", bench="full", progress=watched
+        )
     return {
         "model": name,
         "layers": LAYERS,

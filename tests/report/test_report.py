@@ -352,7 +352,7 @@ def test_softmax_attention_that_is_not_proven_to_stream_is_refused(change: str) 
     )
     said = summary(manifest, width=200)
     assert said.count("Refused") == 2 and "The same in 1 more case." in said
-        assert "Kept" not in said
+    assert "Kept" not in said
 
 
 def test_missing_sections_say_so() -> None:
