@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -340,7 +341,7 @@ def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> Lo
         raise UsageError(
             f"The manifest names the function {recorded.location} as the original. An artifact is "
             "data: nothing it names is called. If you know the function and trust it, name it "
-            f"yourself: --source {recorded.location}."
+            f"yourself: --source {shlex.quote(recorded.location)}."
         )
     loaded = load_model(
         recorded.location if source is None else source,

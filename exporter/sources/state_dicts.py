@@ -92,7 +92,7 @@ def load_weights(module: torch.nn.Module, path: str | Path, location: str) -> No
         more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
         raise UsageError(
             f"The weights of {file} do not fit {location}: {'; '.join(wrong[:LISTED])}{more}. "
-            f"{_advice(module, location)}"
+            f"{_advice(module, location, _sizes(expected, weights))}"
         )
     try:
         module.load_state_dict(weights, strict=False)  # what is no tensor is not of the file
@@ -251,11 +251,35 @@ def _without_prefix(
     return weights
 
 
-def _advice(module: torch.nn.Module, location: str) -> str:
-    names = [n for n in inspect.signature(type(module)).parameters if n not in ("args", "kwargs")]
+def _sizes(
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> dict[int, int]:
+    """Return sizes of a module that are always the same other ones in a file."""
+    pairs = {
+        pair
+        for name, tensor in expected.items()
+        if name in found and found[name].dim() == tensor.dim()
+        for pair in zip(tensor.shape, found[name].shape, strict=True)
+    }
+    sizes = [size for size, _ in pairs]
+    return {size: other for size, other in pairs if sizes.count(size) == 1 and size != other}
+
+
+def _advice(module: torch.nn.Module, location: str, sizes: Mapping[int, int]) -> str:
+    """Return how to name the class, with sizes of its constructor's arguments where known."""
+    taken = inspect.signature(type(module)).parameters
+    names = [name for name in taken if name not in ("args", "kwargs")]
+    known = {name: sizes[p.default] for name, p in taken.items() if _is_size(p.default, sizes)}
+    if known:
+        given = ", ".join(f"{name}={size}" for name, size in known.items())
+        return f"By their sizes they are of '{without_arguments(location)}({given})'."
     if not names:
         return "Name the class that these weights are of, as it was then."
     return (
         "Name the class that these weights are of, with the arguments it had: "
         f"'{without_arguments(location)}({', '.join(f'{name}=...' for name in names)})'."
     )
+
+
+def _is_size(default: object, sizes: Mapping[int, int]) -> bool:
+    return isinstance(default, int) and not isinstance(default, bool) and default in sizes

@@ -191,7 +191,15 @@ def test_weights_that_do_not_fit_are_named(
     torch.save(weights, "weights.pt")
     with pytest.raises(UsageError, match=said) as caught:
         load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
-    assert "net.py:Net(width=..., rows=...)" in str(caught.value)
+    assert "'net.py:Net(width=" in str(caught.value)
+
+
+def test_sizes_of_weights_are_those_of_the_constructor(net: Any) -> None:
+    torch.save(net.Net(width=24, rows=9).state_dict(), "weights.pt")
+    with pytest.raises(UsageError, match=r"they are of 'net\.py:Net\(width=24, rows=9\)'\."):
+        load_model("net.py:Net", state_dict="weights.pt", inputs=INPUTS)
+    with pytest.raises(UsageError, match=r"the arguments it had: 'net\.py:Net\(width=\.\.\., "):
+        load_model("net.py:Net(3, 3)", state_dict="weights.pt", inputs=INPUTS)
 
 
 @pytest.mark.parametrize(
