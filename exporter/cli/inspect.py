@@ -50,8 +50,8 @@ def inspect(
         if html is not None:
             check_apart(html, path)
         trust = trust_of(key, newer_than)
-        own = {"state_dict": state_dict, "inputs": inputs or ()}
-        found = look(path, drawings=html is not None, trust=trust, **own)
+        drawings, given = html is not None, inputs or ()
+        found = look(path, drawings=drawings, trust=trust, state_dict=state_dict, inputs=given)
         if html is not None:
             _write(html, found)
         if json:

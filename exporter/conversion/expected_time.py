@@ -49,7 +49,7 @@ def say_comparison(shown: Progress, tested: ModelUnderTest) -> None:
 
 
 def say_measurement(
-    shown: Progress, tested: ModelUnderTest, plan: BenchPlan, lengths: int | None, traced: float
+    shown: Progress, tested: ModelUnderTest, plan: BenchPlan, lengths: int, traced: float
 ) -> None:
     """Say how long a measurement takes, where that is long.
 
@@ -57,7 +57,7 @@ def say_measurement(
         shown: gets the sentence.
         tested: the model.
         plan: of the measurement.
-        lengths: how many the user names; None for those of the plan.
+        lengths: how many the user names; 0 for those of the plan.
         traced: seconds that tracing the original took.
     """
     counted = lengths or len(plan.lengths if sequence(tested.dims) else plan.batches)

@@ -279,7 +279,7 @@ def _quantised(
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
         progress=progress,
-        extent=EXTENTS[config.bench],
+        extent=EXTENTS[config.extent],
     )
 
 

@@ -122,8 +122,8 @@ def run(job: Job) -> Manifest:
             manifest = _build(job, job.target.build, original.dims, manifest)
             manifest = with_engines_checked(manifest, tested, job.folder, job.options.seed)
     if job.options.measures:
-        plan = EXTENTS[job.options.bench].on(job.options.threads)
-        named = job.options.lengths and len(job.options.lengths)
+        plan = EXTENTS[job.options.extent].on(job.options.threads)
+        named = len(job.options.lengths or ())
         say_measurement(job.watch.shown, tested, plan, named, job.watch.seconds("trace"))
         with job.watch.stage("measure"):
             program = original.traced.program

@@ -310,7 +310,12 @@ class ConvertOptions:
     @property
     def measures(self) -> bool:
         """Anything is measured."""
-        return self.bench != "none"
+        return self.extent != "none"
+
+    @property
+    def extent(self) -> str:
+        """One of ``BenchExtent``."""
+        return str(self.bench)
 
     @property
     def loading(self) -> dict[str, Any]:

@@ -90,8 +90,9 @@ def load_model(
             _check_unpooled(source, pooling)
             from linexport.sources.factory import load_factory
 
-            own = {"state_dict": state_dict, "inputs": inputs}
-            return load_factory(str(source), seed=seed, whole=whole, **own)
+            return load_factory(
+                str(source), seed=seed, whole=whole, state_dict=state_dict, inputs=inputs
+            )
         _check_own(source, state_dict, inputs)
         if isinstance(source, str) and _HUB_NAME.fullmatch(source):
             from linexport.sources.hugging_face import cached_folder

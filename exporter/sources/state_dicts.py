@@ -159,7 +159,7 @@ def pickled(path: Path) -> StateDict:
 
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        empty = [(type(name, (_Empty,), {}), name) for name in names]
+        empty: list[Any] = [(type(name, (_Empty,), {}), name) for name in names]
         with torch.serialization.safe_globals(empty):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(loaded, _Empty):

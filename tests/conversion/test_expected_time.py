@@ -93,8 +93,8 @@ def test_a_model_that_fails_is_left_to_the_comparison(tested: ModelUnderTest) ->
 
 def test_a_full_measurement_is_forecast_and_a_short_one_is_not(tested: ModelUnderTest) -> None:
     notes = Notes()
-    say_measurement(notes, tested, SHORT, None, 3.0)
+    say_measurement(notes, tested, SHORT, 0, 3.0)
     assert not notes.said
-    say_measurement(notes, tested, FULL, None, 3.0)
+    say_measurement(notes, tested, FULL, 0, 3.0)
     assert notes.said == ["    Measuring it takes about 40 s."]
     assert measurement(FULL, 4, 300.0) > 300
