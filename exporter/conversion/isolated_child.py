@@ -63,7 +63,7 @@ def main() -> None:
     told.tell(confined=asdict(confined))
     memory.own_process()
     try:
-        with shown_as_flags():  # the parent shows them as its own caller takes them
+        with shown_as_flags():  # what is made of another error's message, too
             _convert(config["source"], options, folder, told)
     except BaseException as error:
         if _out_of_memory(error):
@@ -71,7 +71,7 @@ def main() -> None:
             return
         lines = str(error).strip().splitlines() or ["no message"]
         known = _is_ours(error)
-        told.tell(error=type(error).__name__, message=str(error.args[0]) if known else lines[0])
+        told.tell(error=type(error).__name__, message=_as_written(error) if known else lines[0])
     else:
         told.tell(done=True)
 
@@ -85,6 +85,12 @@ def _convert(source: str, given: JsonObject, folder: Path, told: _Told) -> None:
 
     job = job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
     write_reports(folder, run(job))
+
+
+def _as_written(error: BaseException) -> str:
+    """Return a message with flags: the parent shows it as its own caller takes it."""
+    with shown_as_flags():
+        return str(error)
 
 
 def _out_of_memory(error: BaseException | None) -> bool:

@@ -159,6 +159,7 @@ def test_words_offered_are_in_the_help() -> None:
         ("linexport serve a --provider c", "cpu cuda"),
         ("linexport package a --for tr", "transformers.js triton"),
         ("linexport bench a --format ", "md json csv"),
+        ("linexport convert a --bench ", "none short full"),
         ("linexport generate a --draft n", "ngram"),
         ("linexport plugins path c", "cpu cuda"),
     ],
