@@ -1,7 +1,7 @@
 """Seconds that a long stage will take, said before it: forecast from calls of the original.
 
     comparing    a call of every planned case in float32, and in float64 where that is made
-    measuring    an export like the one that was traced, then the time allowed to each runner
+    measuring    a plain export of what was traced, then the time allowed to each runner
 
 One call at the traced length, and where that promises a long stage one at a longer length, say how
 the time of a call grows with the tokens.
@@ -36,6 +36,9 @@ IN_FLOAT64 = 2.0
 
 PROCESS = 4.0
 """Seconds in which a process that measures memory imports PyTorch and opens a model."""
+
+OF_TRACING = 0.25
+"""Part of the time of tracing that a plain export takes, which begins at what was traced."""
 
 RUNNERS = 3
 
@@ -92,7 +95,7 @@ def measurement(plan: BenchPlan, lengths: int, traced: float) -> float:
     """Return about how many seconds a measurement takes; see ``say_measurement``."""
     timed = RUNNERS * lengths * plan.settings.seconds
     memory = RUNNERS * min(lengths, 2) * PROCESS if plan.memory else 0.0
-    return traced + timed + plan.settings.seconds + memory
+    return OF_TRACING * traced + timed + plan.settings.seconds + memory
 
 
 def _total(

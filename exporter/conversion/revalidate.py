@@ -241,7 +241,7 @@ def bench(
 def measured_again(
     artifact: str | Path,
     *,
-    source: Any = None,
+    source: object = None,
     lengths: Iterable[int] | None = None,
     workload: Workload | None = None,
     threads: int = 0,

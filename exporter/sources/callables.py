@@ -52,7 +52,8 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
         )
     file, given = spelling["file"], spelling["arguments"]
     arguments, keywords = ((), {}) if given is None else _literals(source, given)
-    found: object = _import_file(source, Path(file)) if file else _import(source, spelling["module"])
+    place = spelling["module"]
+    found: object = _import_file(source, Path(file)) if file else _import(source, place)
     for name in spelling["name"].split("."):
         if not hasattr(found, name):
             place = getattr(found, "__file__", None) or spelling["module"]

@@ -17,6 +17,7 @@ from linexport.manifest.measured import (
     MeasurementRecord,
     Times,
 )
+from linexport.system.json_object import JsonObject
 
 Call = Callable[[], object]
 

@@ -97,4 +97,4 @@ def test_a_full_measurement_is_forecast_and_a_short_one_is_not(tested: ModelUnde
     assert not notes.said
     say_measurement(notes, tested, FULL, 0, 3.0)
     assert notes.said == ["    Measuring it takes about 40 s."]
-    assert measurement(FULL, 4, 300.0) > 300
+    assert measurement(FULL, 4, 400.0) == 100 + measurement(FULL, 4, 0.0)
