@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from linexport.errors import EnvironmentProblemError
+from linexport.system.install import pip_install_here
 
 # One in sixteen of the library's files; about one in five of the images.
 _HELD_OUT_FILES = 16
@@ -66,7 +67,7 @@ def digits() -> tuple[Digits, Digits]:
     except ImportError as error:
         raise EnvironmentProblemError(
             "The digits come with scikit-learn, which is not installed. "
-            'Run: pip install "linexport[train]"'
+            f"Run: {pip_install_here('train')}"
         ) from error
     bundled = load_digits()
     images = torch.tensor(bundled.images, dtype=torch.float32) / 16

@@ -11,8 +11,11 @@ from functools import cache
 from pathlib import Path
 
 from linexport.errors import EnvironmentProblemError
+from linexport.system.install import pip_install
 
-INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"
+INSTALL = (
+    f"{pip_install(options='--force-reinstall --no-deps')}  (where g++ or clang++ is installed)"
+)
 
 _ELF = struct.Struct("<18xH12xQ14xHH6x")
 """Header of a file: its architecture, place of its table of segments, size of an entry, and how

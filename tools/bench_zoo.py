@@ -1,6 +1,6 @@
 """Bidirectional models of others: the artifact beside a plain export, milliseconds and their ratio.
 
-python tools/bench_zoo.py [--factor 8] [--json FILE] [NAME ...]        needs linexport[zoo] and timm
+python tools/bench_zoo.py [--factor 8] [--json FILE] [NAME ...]        needs the extra zoo and timm
 
 The tests' tiny models, at a batch of 1 and ``factor`` times the height, width and length they are
 tested at: what a node costs by itself hardly counts then. The last column says which of them give

@@ -5,7 +5,8 @@
 
 Tables of families, targets, feature maps, commands and measurements come from the code and from
 docs/data/; the picture of README.md is drawn from the same data. Diagrams are drawn from their
-text. See ``tools/pages``.
+text. Commands that install linexport are those of ``linexport.system.install``. See
+``tools/pages``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import ROOT, filled, pages
+from pages import ROOT, filled, install_commands, pages
 from pages.diagrams import diagrams
 from pages.picture import pictures
 
@@ -24,6 +25,9 @@ def main() -> int:
     options.add_argument("--check", action="store_true", help="change nothing")
     check = options.parse_args().check
     wanted = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
+    wanted = {path: install_commands.current(text) for path, text in wanted.items()}
+    others = {path: path.read_text(encoding="utf-8") for path in install_commands.texts()}
+    wanted |= {path: install_commands.current(text) for path, text in others.items()}
     wanted |= pictures() | diagrams()
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in old:

@@ -29,6 +29,7 @@ from linexport.artifact.folder_files import FolderFiles
 from linexport.artifact.write import replace_text
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
 from linexport.system.json_object import JsonObject
+from linexport.system.install import pip_install_here
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -439,5 +440,5 @@ def _require() -> None:
         import cryptography  # noqa: F401
     except ImportError:
         raise EnvironmentProblemError(
-            "Signatures need the cryptography package: pip install 'linexport[sign]'."
+            f"Signatures need the cryptography package: {pip_install_here('sign')}."
         ) from None

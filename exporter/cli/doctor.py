@@ -31,6 +31,7 @@ def _print(report: JsonObject) -> None:
     from rich.text import Text
 
     from linexport.inspection.doctor import parts
+    from linexport.system.install import PLACE
     from linexport.system.terminal import plain_console
 
     console = plain_console(highlight=False)
@@ -56,6 +57,8 @@ def _print(report: JsonObject) -> None:
         for item in report["missing"]:
             console.print(Padding(Text(f"{item['what']}: {item['why']}"), (0, 0, 0, 2)))
             console.print(f"    {item['install']}", markup=False, soft_wrap=True)
+        if PLACE:
+            console.print(f"\nRun commands with a dot{PLACE}.", soft_wrap=True)
 
 
 def _mark(good: bool) -> str:

@@ -25,6 +25,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.manifest.options import Panel
 from linexport.serving.limits import HELP, LEAST, PANEL, Limits
 from linexport.serving.token import TOKEN, read_token
+from linexport.system.install import pip_install_here
 from linexport.system.time_limit import limited
 from linexport.targets.runtime.providers import CPU
 
@@ -74,7 +75,7 @@ def serve(
             from linexport.serving.http.server import Address, serve
         except ImportError as error:
             raise EnvironmentProblemError(
-                f"Serving needs {error.name}: pip install 'linexport[serve]'."
+                f"Serving needs {error.name}: {pip_install_here('serve')}."
             ) from None
         from linexport.artifact import load
         from linexport.serving.computing import LocalComputing

@@ -18,6 +18,7 @@ from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
 from linexport.system.json_object import JsonObject
+from linexport.system.install import pip_install
 from linexport.targets.runtime.providers import (
     CUDA,
     PROVIDERS,
@@ -44,7 +45,7 @@ class Extra:
     @property
     def install(self) -> str:
         """The command that installs it."""
-        return f"pip install 'linexport[{self.extra}]'"
+        return pip_install(self.extra)
 
 
 EXTRAS = {

@@ -23,6 +23,7 @@ from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import Kernel
 from linexport.system.child_process import python_module
+from linexport.system.install import pip_install_here
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _version() -> str:
     if util.find_spec("triton") is None:
         raise EnvironmentProblemError(
             "Kernels are compiled by Triton, which is not installed. "
-            "Install it: pip install 'linexport[kernels]'"
+            f"Install it: {pip_install_here('kernels')}"
         )
     digest = hashlib.sha256(metadata.version("triton").encode())
     folder = Path(__file__).parent

@@ -20,6 +20,7 @@ from typing import Any
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.stub_library import provide
+from linexport.system.install import PLACE, pip_install
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ RTX = Flavour(
     modules=("tensorrt_rtx", "tensorrt_rtx_bindings"),
     library="libtensorrt_rtx.so",
     major=1,
-    install="pip install 'linexport[tensorrt-rtx]'",
+    install=pip_install("tensorrt-rtx"),
     sms=(75, 80, 86, 89, 120, 121),
 )
 
@@ -86,7 +87,7 @@ TENSORRT = Flavour(
     modules=("tensorrt", "tensorrt_bindings"),
     library="libnvinfer.so",
     major=11,
-    install="pip install 'linexport[tensorrt]'",
+    install=pip_install("tensorrt"),
     on_gpu=True,
 )
 
@@ -112,11 +113,11 @@ def _load(flavour: Flavour) -> ModuleType:
             return module
     if problem is None:
         raise EnvironmentProblemError(
-            f"{flavour.title} is not installed. Install it: {flavour.install}"
+            f"{flavour.title} is not installed. Install it: {flavour.install}{PLACE}"
         )
     raise EnvironmentProblemError(
         f"{flavour.title} is installed and does not load: {problem}. Install it again: "
-        f"{flavour.install}"
+        f"{flavour.install}{PLACE}"
     )
 
 

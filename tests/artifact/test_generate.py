@@ -551,7 +551,7 @@ def test_a_missing_library_is_named_with_its_extra(
 ) -> None:
     write(tmp_path, "tokenizer.json", {})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[hf\]'"):
+    with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[hf\]'"):
         find_tokenizer(tmp_path, 300)
 
 

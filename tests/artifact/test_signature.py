@@ -412,7 +412,7 @@ def test_without_the_library_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     for call, key in ((signature.sign, keys[0]), (signature.verify, keys[1])):
-        with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[sign\]'"):
+        with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[sign\]'"):
             call(artifact, key)
 
 

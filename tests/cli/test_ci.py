@@ -180,6 +180,7 @@ def test_the_steps_of_the_github_action(
     action = yaml.safe_load((ROOT / "docs" / "ci" / "action.yml").read_text())
     given = {name: str(one.get("default", "")) for name, one in action["inputs"].items()}
     given |= {"artifact": str(artifact), "source": factories.source("small")}
+    given |= {"requirement": "wheels/linexport.whl"}
     environment = script_environment(tmp_path)
 
     def filled(text: str) -> str:
@@ -207,6 +208,7 @@ def test_the_script_of_the_gitlab_template(
     variables = {name: str(value) for name, value in job["variables"].items()}
     variables |= {
         "LINEXPORT_ARTIFACT": str(artifact),
+        "LINEXPORT_REQUIREMENT": "wheels/linexport.whl",
         "LINEXPORT_SOURCE": factories.source("small"),
     }
     script = "\n".join([*job["before_script"], *job["script"]])

@@ -24,7 +24,7 @@ def test_generated_parts_are_current() -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Links and anchors within the site are checked: one that leads nowhere is a warning."""
     for extra in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
-        pytest.importorskip(extra, reason="needs the docs extra: pip install 'linexport[docs]'")
+        pytest.importorskip(extra, reason="needs the docs extra: pip install '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -353,7 +353,7 @@ def test_a_missing_library_is_named_with_its_extra(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[images\]'"):
+    with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[images\]'"):
         image_processor.read_picture(files[0])
 
 

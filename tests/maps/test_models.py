@@ -457,7 +457,7 @@ def test_digits_are_split_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(train.images, again.images)
     assert 0 == train.images.min() < train.images.max() == 1
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(EnvironmentProblemError, match=r'pip install "linexport\[train\]"'):
+    with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[train\]'"):
         data.digits()
 
 

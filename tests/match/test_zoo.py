@@ -40,7 +40,7 @@ PACKAGES = {
 def source() -> Callable[[str], str]:
     def find(name: str) -> str:
         if importlib.util.find_spec(PACKAGES[name]) is None:
-            pytest.skip(f"{PACKAGES[name]} is not installed (pip install linexport[zoo])")
+            pytest.skip(f"{PACKAGES[name]} is not installed (pip install '.[zoo]')")
         return f"zoo:{name}"
 
     return find

@@ -155,4 +155,4 @@ def test_a_missing_library_is_named_with_its_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = cli("serve", folder)
-    assert (done.code, "pip install 'linexport[serve]'" in done.err) == (5, True)
+    assert (done.code, "pip install '.[serve]'" in done.err) == (5, True)

@@ -96,7 +96,7 @@ def test_without_the_library_its_install_command_is_given(
         )
 
     monkeypatch.setattr(flavour, "_load", missing)
-    with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[tensorrt-rtx\]'"):
+    with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[tensorrt-rtx\]'"):
         linexport.load(made)
     done = cli("validate", made, "--source", read(made).source.location)
     words = " ".join(done.out.split())

@@ -25,6 +25,7 @@ from linexport.artifact.text.language_interface import language_interface
 from linexport.artifact.text.tokenizer import MODEL_CONFIG, find_tokenizer, read_file, read_json
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.file_names import LANGUAGE_FILES, PROCESSOR_FILES
+from linexport.system.install import pip_install_here
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,7 +55,7 @@ START_OF_SCAN = b"\xff\xda"
 TILE_SIZE = (322, 323)
 """Tags of TIFF: width and height of a tile, which may be larger than the picture."""
 
-EXTRA = "pip install 'linexport[images]'"
+EXTRA = pip_install_here("images")
 
 
 def with_pictures(

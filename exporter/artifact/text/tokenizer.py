@@ -19,6 +19,7 @@ from linexport.artifact.text.encoder import Encoder, TooManyTokensError
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import FileRecord
 from linexport.system.json_object import JsonObject
+from linexport.system.install import pip_install_here
 
 Files = Mapping[str, FileRecord]
 """Sizes and digests by name, as in ``Manifest.files``; empty to take files as they are."""
@@ -252,7 +253,7 @@ class _HuggingFace:
             from tokenizers import Tokenizer as Inner
         except ImportError:
             raise EnvironmentProblemError(
-                f"Reading {path} needs the tokenizers package: pip install 'linexport[hf]'."
+                f"Reading {path} needs the tokenizers package: {pip_install_here('hf')}."
             ) from None
         self._encoder = Encoder(path, content)
         check_decoder(path, content)

@@ -9,6 +9,7 @@ import numpy as np
 from linexport.artifact.genai import CONFIG
 from linexport.errors import EnvironmentProblemError
 from linexport.package.destination import BatchPrompts, Packaging, WrittenTexts
+from linexport.system.install import pip_install_here
 
 
 def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
@@ -18,7 +19,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     except ImportError as error:
         raise EnvironmentProblemError(
             f"--prove runs the package in onnxruntime-genai, which cannot be imported here "
-            f"({error}). Run: pip install 'linexport[genai]'"
+            f"({error}). Run: {pip_install_here('genai')}"
         ) from None
     padding = json.loads((job.folder / CONFIG).read_text())["model"]["pad_token_id"]
     longest = max(map(len, prompts.rows))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.ray.arguments import Arguments
+from linexport.system.install import pip_install_here
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -36,6 +37,6 @@ def app(args: Mapping[str, object]) -> Application:
         from linexport.serving.ray.deployments import application
     except ImportError as error:
         raise EnvironmentProblemError(
-            f"Serving on Ray needs {error.name}: pip install 'linexport[ray]'."
+            f"Serving on Ray needs {error.name}: {pip_install_here('ray')}."
         ) from None
     return application(arguments)

@@ -17,6 +17,7 @@ from linexport.sources.files import check_link, first_line, refuse, sha256, unre
 from linexport.sources.hugging_face.size_limits import check_layers
 from linexport.system.environment import version
 from linexport.system.json_object import JsonObject
+from linexport.system.install import pip_install_here
 from linexport.system.versions import TRANSFORMERS, numbers
 
 CONFIG = "config.json"
@@ -247,7 +248,7 @@ def digest(files: Iterable[Path]) -> str:
 def missing(error: ImportError) -> EnvironmentProblemError:
     """The error to raise where a library of the extra is not installed."""
     return EnvironmentProblemError(
-        f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
+        f"Reading a Hugging Face model needs {error.name}: {pip_install_here('hf')}."
     )
 
 
@@ -286,7 +287,7 @@ def check_version() -> None:
     if numbers(found) < numbers(TRANSFORMERS.oldest):
         raise EnvironmentProblemError(
             f"transformers {found} is installed; models of it are converted with "
-            f"{TRANSFORMERS.oldest} or newer: pip install --upgrade 'linexport[hf]'."
+            f"{TRANSFORMERS.oldest} or newer: {pip_install_here('hf', '--upgrade')}."
         )
 
 
