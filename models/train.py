@@ -140,9 +140,8 @@ def _options(features: int | None, given: list[str]) -> dict[str, object]:
 
 
 def _bits_per_byte(model: torch.nn.Module) -> str:
-    _say("scoring the held-out text")
     text = data.library_text()
-    bits, unigram = scores.bits_per_byte(model, text.held_out), scores.unigram_bits_per_byte(text)
+    bits, unigram = samples.bits_per_byte(model), scores.unigram_bits_per_byte(text)
     return f"{bits:.3f} bits per byte (unigram {unigram:.3f})"
 
 
