@@ -2,6 +2,9 @@
 
 Kept in code because a declared list of packages silently drops new subpackages. The operators for
 ONNX Runtime are compiled where a C++ compiler is found; without one the package installs anyway.
+
+A wheel is for every version of Python: of one platform where it has the compiled libraries, which do
+not use Python, and of any where it has none.
 """
 
 import hashlib
@@ -10,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDERS = {
@@ -63,6 +67,16 @@ class BuildLibrary(build_ext):
         super().build_extensions()
 
 
+class PlatformWheel(bdist_wheel):
+    """A wheel whose tag says what was compiled, rather than what was to be."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return py3-none-PLATFORM, or py3-none-any without a library."""
+        self.root_is_pure = not any(Path(self.bdist_dir).rglob("*.so"))
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 setup(
     package_dir=FOLDERS,
     packages=[
@@ -86,7 +100,7 @@ setup(
             "cpu/README.md",
         ],
     },
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"bdist_wheel": PlatformWheel, "build_ext": BuildLibrary},
     ext_modules=[
         library(
             "cpu",

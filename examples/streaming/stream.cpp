@@ -2,24 +2,27 @@
 // call and are never copied.
 //
 //   g++ -std=c++17 stream.cpp -o stream -ldl
-//   ./stream [--operators liblinexport_cpu.so] libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...
+//   ./stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT TOKEN...
 //
 // With --operators the nodes of linexport's domain are run by that library, otherwise by the functions
 // they carry; "linexport plugins path cpu" prints its file.
 //
-// states.txt has a line for each state, as manifest.json lists them: the names of its past input and
-// its present output, the value it begins with, and its shape with a batch of 1. The program prints
-// the argmax of the logits after each token, as stream.py does.
+// manifest.json names the input of tokens, the output of logits with the size of the vocabulary, and for
+// each state its past input, its present output, the value it begins with and its shape. The program
+// prints the argmax of the logits after each token, as stream.py does.
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "json.h"
 #include "onnxruntime_api.h"
 
 static const void* const* api;
@@ -45,20 +48,57 @@ struct State {
   std::vector<int64_t> shape;
 };
 
-static std::vector<State> read_states(const char* path) {
+struct Model {
+  std::string tokens, logits;
+  size_t vocabulary;
   std::vector<State> states;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    State state;
-    float initial = 0;
-    words >> state.past >> state.present >> initial;
-    int64_t size = 1;
-    for (int64_t dim; words >> dim; size *= dim) state.shape.push_back(dim);
-    state.first.assign(size, initial);
-    states.push_back(std::move(state));
+};
+
+[[noreturn]] static void refuse(const std::string& found) { throw std::runtime_error(found); }
+
+// A state of a batch of one.
+static State read_state(const Json& entry) {
+  State state{entry["past"].text, entry["present"].text, {}, {1}};
+  if (entry["dtype"].text != "float32") refuse(state.past + " is not of float32");
+  if (entry["grows"].kind != Json::kNull) refuse(state.past + " grows with the tokens");
+  const std::vector<Json>& dims = entry["shape"].list;
+  int64_t size = 1;
+  for (size_t i = 1; i < dims.size(); ++i) {
+    const int64_t dim = static_cast<int64_t>(dims[i].number);
+    if (dim < 1 || dim > (1 << 24) || (size *= dim) > (1 << 28)) refuse(state.past + " has no usable shape");
+    state.shape.push_back(dim);
   }
-  return states;
+  state.first.assign(size, static_cast<float>(entry["initial"].number));
+  return state;
+}
+
+static Model read_model(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) refuse("it cannot be read");
+  std::ostringstream content;
+  content << file.rdbuf();
+  const std::string text = content.str();
+  const Json manifest = JsonReader::read(text);
+  Model model{};
+  std::set<std::string> carried;
+  for (const Json& entry : manifest["states"].list) {
+    model.states.push_back(read_state(entry));
+    carried.insert(model.states.back().past);
+  }
+  for (const Json& input : manifest["inputs"].list) {
+    if (carried.count(input["name"].text)) continue;
+    if (!model.tokens.empty()) refuse("a second input, " + input["name"].text);
+    if (input["dtype"].text != "int64") refuse(input["name"].text + " takes no tokens of int64");
+    model.tokens = input["name"].text;
+  }
+  const Json& outputs = manifest["outputs"];
+  if (model.tokens.empty() || outputs.list.empty()) refuse("no input of tokens, or no output");
+  const Json& logits = outputs.list[0];
+  const std::vector<Json>& shape = logits["shape"].list;
+  if (logits["dtype"].text != "float32" || shape.empty() || !(shape.back().number >= 1)) refuse("no logits of float32");
+  model.logits = logits["name"].text;
+  model.vocabulary = static_cast<size_t>(shape.back().number);
+  return model;
 }
 
 int main(int count, char** arguments) {
@@ -68,9 +108,17 @@ int main(int count, char** arguments) {
     arguments += 2;
     count -= 2;
   }
-  if (count < 6) {
-    std::fprintf(stderr, "usage: stream [--operators liblinexport_cpu.so] libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...\n");
+  if (count < 4) {
+    std::fprintf(stderr, "usage: stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT TOKEN...\n");
     return 2;
+  }
+  const std::string folder = arguments[2];
+  Model model;
+  try {
+    model = read_model(folder + "/manifest.json");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s/manifest.json: %s\n", folder.c_str(), error.what());
+    return 1;
   }
   void* library = dlopen(arguments[1], RTLD_NOW);
   if (!library) {
@@ -91,14 +139,12 @@ int main(int count, char** arguments) {
   call<CreateEnv>(kWarning, "stream", &environment);
   call<CreateSessionOptions>(&options);
   if (operators) call<RegisterCustomOpsLibrary>(options, operators);
-  call<CreateSession>(environment, arguments[2], options, &session);
+  call<CreateSession>(environment, (folder + "/model.onnx").c_str(), options, &session);
   call<CreateCpuMemoryInfo>(kArena, kDefault, &memory);
 
-  std::vector<State> states = read_states(arguments[3]);
-  const size_t vocabulary = std::strtoul(arguments[4], nullptr, 10);
-  std::vector<const char*> input_names{"tokens"}, output_names{"output"};
+  std::vector<const char*> input_names{model.tokens.c_str()}, output_names{model.logits.c_str()};
   std::vector<OrtValue*> inputs{nullptr};
-  for (State& state : states) {
+  for (State& state : model.states) {
     input_names.push_back(state.past.c_str());
     output_names.push_back(state.present.c_str());
     OrtValue* value;
@@ -108,7 +154,7 @@ int main(int count, char** arguments) {
   }
 
   const int64_t shape[] = {1, 1};
-  for (int i = 5; i < count; ++i) {
+  for (int i = 3; i < count; ++i) {
     int64_t token = std::strtoll(arguments[i], nullptr, 10);
     call<CreateTensorWithDataAsOrtValue>(memory, &token, sizeof token, shape, size_t{2}, kInt64, &inputs[0]);
     std::vector<OrtValue*> outputs(output_names.size(), nullptr);
@@ -117,7 +163,7 @@ int main(int count, char** arguments) {
     void* data;
     call<GetTensorMutableData>(outputs[0], &data);
     const float* logits = static_cast<const float*>(data);
-    std::printf("%zu\n", static_cast<size_t>(std::max_element(logits, logits + vocabulary) - logits));
+    std::printf("%zu\n", static_cast<size_t>(std::max_element(logits, logits + model.vocabulary) - logits));
     release(outputs[0]);
     for (OrtValue* input : inputs) release(input);
     std::copy(outputs.begin() + 1, outputs.end(), inputs.begin() + 1);  // present becomes past

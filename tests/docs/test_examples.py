@@ -16,6 +16,15 @@ from tests.support import ROOT
 
 EXAMPLES = ROOT / "examples"
 TOKENS = ["100", "101", "102", "32", "109"]
+BAD_MANIFESTS = {
+    "": "byte 0: expected a value",
+    "[" * 99: "byte 51: expected fewer nested values",
+    '{"states": [}': "byte 12: expected a value",
+    '{"states": []}': "no entry inputs",
+    '{"states": [], "inputs": [], "outputs": []}': "no input of tokens",
+    '{"states": [{"past": "a", "present": "b", "dtype": "float32", "grows": null, "initial": 0, '
+    '"shape": ["batch", "x"]}]}': "a has no usable shape",
+}
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -54,17 +63,20 @@ def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
         pytest.skip("needs a C++ compiler: install g++")
     folder = EXAMPLES / "streaming"
     library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
-    program, states = tmp_path / "stream", tmp_path / "states.txt"
+    program = tmp_path / "stream"
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1")
     run(compiler, *flags, "stream.cpp", "-o", program, "-ldl", cwd=folder)
-    states.write_text(run(sys.executable, "states.py", artifact, cwd=folder))
-    model = artifact / "model.onnx"
-    printed = run(program, library, model, states, 256, *TOKENS, cwd=tmp_path)
+    printed = run(program, library, artifact, *TOKENS, cwd=tmp_path)
     assert [int(line) for line in printed.split()] == best_tokens(artifact)
     operators = cpu.find()
     if operators is not None:
-        given = ("--operators", operators, library, model, states, 256, *TOKENS)
+        given = ("--operators", operators, library, artifact, *TOKENS)
         assert run(program, *given, cwd=tmp_path) == printed
+    for wrong, said in BAD_MANIFESTS.items():
+        (tmp_path / "manifest.json").write_text(wrong)
+        command = [program, library, tmp_path, *TOKENS]
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        assert done.returncode == 1 and said in done.stderr, (wrong, done.stderr)
 
 
 @pytest.mark.slow
