@@ -3,8 +3,8 @@
 Kept in code because a declared list of packages silently drops new subpackages. The operators for
 ONNX Runtime are compiled where a C++ compiler is found; without one the package installs anyway.
 
-A wheel is for every version of Python: of one platform where it has the compiled libraries, which do
-not use Python, and of any where it has none.
+A wheel is for every version of Python: of one platform where it has the compiled libraries, which
+do not use Python, and of any where it has none.
 """
 
 import hashlib

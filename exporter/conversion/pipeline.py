@@ -41,7 +41,7 @@ from linexport.quantization.half import HALF
 from linexport.quantization.token_windows import read_text
 from linexport.sources import LoadedModel, is_factory, load_model, objects
 from linexport.sources.callables import without_arguments
-from linexport.sources.hugging_face import declared_head
+from linexport.sources.hugging_face import declared_head, hub
 from linexport.sources.metric import as_metric, check_drop
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import EXTENTS
@@ -87,6 +87,8 @@ def convert(
     stop_after: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    download: bool = False,
+    revision: str | None = None,
     isolated: bool = False,
     max_memory: int | None = None,
     max_seconds: int | None = None,
@@ -154,6 +156,9 @@ def convert(
         overwrite: Replace an earlier artifact once this one is complete.
         trust_remote_code: Run the Python code in a Hugging Face model folder. It can do whatever
             you can.
+        download: Fetch a model that is named as on the Hugging Face hub, org/model: configuration,
+            tokenizer and safetensors, no code. The manifest records the commit.
+        revision: Commit, branch or tag of such a model, fetched or in the cache.
         isolated: Convert in a process of its own, without network, that reads and writes nothing
             else; a crash is an error. For models of strangers.
         max_memory: For --isolated: GiB of memory it may take.
@@ -177,6 +182,12 @@ def convert(
     if not isinstance(source, str | Path):
         source = load_model(source, seed=config.seed, **config.loading)
     place = default_output(source) if output is None else output
+    if config.download and config.trust_remote_code:
+        raise UsageError(
+            f"--download fetches no code. Leave --trust-remote-code out, or run `hf download "
+            f"{source}` first and leave --download out."
+        )
+    source = hub.resolved(source, config.download, config.revision, as_folder=config.isolated)
     return OpenableManifest.of(convert_checked(source, place, config, Checks(), progress))
 
 
@@ -191,6 +202,8 @@ def default_output(source: str | Path | LoadedModel) -> Path:
     else:
         path = Path(source)
         name = path.stem if path.is_file() else path.absolute().name
+        if hub.is_hub_name(source) and not path.exists():
+            name = name.partition("@")[0]
     return Path(f"{name}.artifact")
 
 

@@ -278,6 +278,19 @@ class ConvertOptions:
         Panel.ISOLATION,
         "Run the Python code in a Hugging Face model folder. It can do whatever you can.",
     )
+    download: bool = _option(
+        False,
+        "--download",
+        Panel.INPUT,
+        "Fetch a model that is named as on the Hugging Face hub, org/model: configuration, "
+        "tokenizer and safetensors, no code. The manifest records the commit.",
+    )
+    revision: str | None = _option(
+        None,
+        "--revision",
+        Panel.INPUT,
+        "Commit, branch or tag of such a model, fetched or in the cache.",
+    )
     isolated: bool = _option(
         False,
         "--isolated",

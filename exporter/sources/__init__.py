@@ -23,7 +23,6 @@ __all__ = ["LoadedModel", "Source", "is_factory", "load_model"]
 log = logging.getLogger(__name__)
 
 _WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
@@ -44,10 +43,10 @@ def load_model(
     Args:
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
             an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
-            model in the Hugging Face cache; or ``package.module:callable`` or ``file.py:Class``
-            naming a function or a class, see ``factory``; or an object, see ``objects``. The
-            content of a file decides its kind, not the name. A model that is loaded is returned
-            as it is.
+            model in the Hugging Face cache, org/model or org/model@REVISION; or
+            ``package.module:callable`` naming a function without arguments; or an object, see
+            ``objects``. The content of a file decides its kind, not the name. A model that is
+            loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
@@ -94,11 +93,11 @@ def load_model(
                 str(source), seed=seed, whole=whole, state_dict=state_dict, inputs=inputs
             )
         _check_own(source, state_dict, inputs)
-        if isinstance(source, str) and _HUB_NAME.fullmatch(source):
-            from linexport.sources.hugging_face import cached_folder
+        from linexport.sources.hugging_face.hub import cached_folder, is_hub_name, pinned
 
-            folder = cached_folder(source)
-            return _hugging_face(folder, source, whole, **options)
+        if is_hub_name(source):
+            folder = cached_folder(str(source))
+            return _hugging_face(folder, pinned(str(source), folder), whole, **options)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
             "program (.pt2), an ONNX file, or file.py:Class or package.module:function, which name "

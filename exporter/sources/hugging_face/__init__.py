@@ -22,7 +22,6 @@ from linexport.sources.files import first_line, refuse
 from linexport.sources.hugging_face.architecture import WITH_TOWER, check_class
 from linexport.sources.hugging_face.folder import (
     CONFIG,
-    cached_folder,
     check_version,
     copied_files,
     digest,
@@ -55,7 +54,6 @@ TRACED_AS_A_WHOLE = (
 """Sentence of the warning where states cannot be read."""
 
 __all__ = [
-    "cached_folder",
     "declared_head",
     "import_model",
     "is_language_model",

@@ -34,23 +34,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that are not quantised, as safetensors names them."""
 
 
-def cached_folder(name: str) -> Path:
-    """The folder in which an earlier download put a model of the hub.
-
-    Raises:
-        UsageError: the model was not downloaded; nothing is downloaded here.
-    """
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, local_files_only=True))
-    except (ImportError, ValueError, OSError):
-        raise UsageError(
-            f"There is no file or folder {name}, and no model of that name in the Hugging Face "
-            f"cache. linexport downloads nothing: run `hf download {name}` first if you want it."
-        ) from None
-
-
 def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
     """The folder's config.json.
 

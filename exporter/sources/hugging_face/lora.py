@@ -29,16 +29,16 @@ from linexport.sources.hugging_face.folder import (
     ADAPTER,
     CONFIG,
     FLOATS,
-    cached_folder,
     copied_files,
     missing,
     read_json,
 )
+from linexport.sources.hugging_face.hub import ADAPTER_WEIGHTS, cached_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+WEIGHTS, PICKLE = ADAPTER_WEIGHTS, "adapter_model.bin"
 LIBRARY = "transformers.models."
 PREFIX, WRAPPED = "base_model.model.", ".base_layer."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.weight)?")
