@@ -14,7 +14,7 @@ from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.manifest.options import Panel
 
-SYSTEMS = ("genai", "onnx", "ort-mobile", "ray", "transformers.js", "triton")
+SYSTEMS = ("genai", "hub", "onnx", "ort-mobile", "ray", "transformers.js", "triton")
 """Names of ``linexport.package.destinations``, whose modules are imported by the command alone."""
 
 

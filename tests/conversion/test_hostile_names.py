@@ -46,7 +46,7 @@ from linexport.manifest.inspected import (
     SourceInspection,
 )
 from linexport.manifest.records import InputRecord, SourceRecord, StateRecord, TensorRecord
-from linexport.package import ray, triton
+from linexport.package import hub, ray, triton
 from linexport.package.destination import Packaging
 from linexport.package.triton_config import config, warmup
 from linexport.plugins.tensorrt.flavour import TENSORRT
@@ -84,6 +84,7 @@ GENERATORS = {
     "exporter/passes/dump.py": "test_differences_of_graphs_are_printable",
     "exporter/targets/trt/prepared.py": "test_a_prepared_folder",
     "exporter/package/folder.py": "JSON",
+    "exporter/package/hub.py": "test_a_model_card",
     "exporter/package/ray.py": "test_serve_yaml",
     "exporter/package/transformers_js.py": "JSON",
     "exporter/package/triton.py": "test_triton, JSON and a program without names",
@@ -510,6 +511,34 @@ def _markdown(text: str) -> tuple[list[str], list[str]]:
             found.append("".join(c.content for c in token.children or ()))
             kinds += sorted({c.type for c in token.children or ()} - {"text_special"})
     return found, kinds
+
+
+@each_name
+def test_a_model_card(name: str, sample_manifest: Manifest, tmp_path: Path) -> None:
+    def card(text: str) -> tuple[Any, list[str], list[str]]:
+        source = replace(
+            sample_manifest.source, kind="factory", location=f"at{text}", description=f"of{text}"
+        )
+        manifest = replace(
+            sample_manifest,
+            source=source,
+            target=f"for{text}",
+            linexport=f"by{text}",
+            warnings=(f"warned{text}",),
+            environment={**sample_manifest.environment, "cpu": f"on{text}"},
+        )
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        hub.DESTINATION.write(Packaging(tmp_path, manifest, folder, "model", {}))
+        written = (folder / "README.md").read_text()
+        _, head, body = written.split("---\n", 2)
+        return yaml.safe_load(head), *_markdown(body)
+
+    head, found, kinds = card(name)
+    plain_head, _, plain = card(PLAIN)
+    assert (head, kinds) == (plain_head, plain)
+    for text in (f"warned{name}", f"on{name}"):
+        assert " ".join(printable(text).split()) in found
 
 
 @each_name

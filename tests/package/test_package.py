@@ -27,6 +27,7 @@ from linexport.package.folder import RECORD
 from linexport.package.lookups import expand_lookups
 from linexport.package.standalone import rename_interface, rename_records
 from linexport.serving.ray import Arguments
+from linexport.system.escape import markdown
 from linexport.targets.lowering.inlined import inlined
 from tests.support.runtimes import session
 
@@ -351,6 +352,57 @@ def test_wrong_options_of_a_cluster_are_named(
     artifact = converted("language_model")
     done = cli("package", artifact, "--for", "ray", "-o", tmp_path / "x", "--option", option)
     assert (done.code, words in " ".join(done.err.split())) == (2, True), done.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_hub_gets_the_artifact_with_a_card(
+    converted: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    from huggingface_hub import ModelCard, ModelCardData
+
+    artifact, folder = converted("language_model"), tmp_path / "out"
+    given = ("license=apache-2.0", "base-model=someone/original", "pipeline-tag=text-generation")
+    options = [part for one in given for part in ("--option", one)]
+    done = cli("package", artifact, "--for", "hub", "-o", folder, "--name", "small", *options)
+    assert done.code == 0, done.err
+    assert "hf upload ORG/small" in done.out + done.err
+    card = ModelCard.load(folder / "README.md")
+    assert isinstance(card.data, ModelCardData) and card.data.library_name == "linexport"
+    assert card.data.license == "apache-2.0" and card.data.base_model == "someone/original"
+    assert card.data.pipeline_tag == "text-generation" and "onnx" in card.data.tags
+    manifest = read(artifact)
+    assert str(manifest.environment["onnxruntime"]) in card.text
+    assert f"{len(manifest.parity.cases)} of {len(manifest.parity.cases)} checks" in card.text
+    assert manifest.source.sha256 is None or manifest.source.sha256 in card.text
+    assert (
+        str(Path(manifest.source.location).parent) in (".", "")
+        or str(Path(manifest.source.location).parent) not in card.text
+    )
+    for name in (*manifest.files, "manifest.json", "report.html"):
+        assert (folder / name).read_bytes() == (artifact / name).read_bytes()
+    check_equal(folder, folder / "model.onnx")  # it is still an artifact
+
+
+def test_a_name_of_the_hub_is_the_base_model(sample_manifest: Any) -> None:
+    from linexport.package import hub
+    from linexport.package.destination import Packaging
+
+    place = f"someone/original@{'a' * 40}"
+    source = replace(sample_manifest.source, kind="hugging_face", location=place)
+    job = Packaging(Path(), replace(sample_manifest, source=source), Path(), "small", {})
+    assert hub._metadata(job)["base_model"] == "someone/original"
+    assert markdown(place) in "\n".join(hub._text(job))
+
+
+@pytest.mark.parametrize(
+    "option", ["license=Apache 2\nx: y", "base-model=nobody", "pipeline-tag=", "licence=mit"]
+)
+def test_wrong_options_of_a_card_are_named(
+    converted: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path, option: str
+) -> None:
+    artifact = converted("language_model")
+    done = cli("package", artifact, "--for", "hub", "-o", tmp_path / "x", "--option", option)
+    assert (done.code, option.partition("=")[0] in done.err) == (2, True), done.err
     assert not (tmp_path / "x").exists()
 
 
