@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 
 def _model(folder: Path) -> None:
     """``model.pt``: the example language model, untrained."""
@@ -51,10 +53,16 @@ def _hybrid(folder: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tiny-qwen")
 
 
+def _streaming(folder: Path) -> None:
+    """``streaming``: the programs of the example."""
+    shutil.copytree(ROOT / "examples" / "streaming", folder / "streaming")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "model.pt": _model,
     "artifact": _artifact,
     "tiny-qwen": _hybrid,
+    "streaming": _streaming,
 }
 
 

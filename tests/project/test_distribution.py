@@ -46,7 +46,7 @@ def test_every_file_that_is_no_module_is_declared(monkeypatch: pytest.MonkeyPatc
 def test_installs_where_the_library_cannot_be_compiled(
     compiler: str | None, tmp_path: Path
 ) -> None:
-    """No compiler on the path, and one that fails: doctor says what is missing."""
+    """No compiler on the path, and one that fails: a pure wheel; doctor says what is missing."""
     source, wheels, place = (tmp_path / name for name in ("source", "wheels", "place"))
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
@@ -70,6 +70,7 @@ def test_installs_where_the_library_cannot_be_compiled(
     pip = ("pip", "--disable-pip-version-check", "--quiet")
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source))
     (wheel,) = wheels.iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
     assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
     run(*pip, "install", "--no-deps", "--target", str(place), str(wheel))
     report = json.loads(run("linexport", "doctor", "--json", PYTHONPATH=str(place)))

@@ -11,11 +11,13 @@ import numpy as np
 import onnx
 import pytest
 import tokenizers
+from pages import blocks
 
 import linexport
 from linexport.artifact import Artifact
 from linexport.package import find_destination, package
 from tests.runtimes.runtimes import PROGRAMS, SECONDS, need_node, run_process, served
+from tests.support import ROOT
 from tests.support.browser import browser
 from tests.support.families import TINY, save_model
 from tests.support.runtimes import session
@@ -41,6 +43,16 @@ def convert(family: str, place: Path, **changes: Any) -> Path:
     return place / family
 
 
+def convert_recipe(place: Path) -> Path:
+    """The module of the page that takes one to six places."""
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    (code,) = [block.text for block in blocks.tested_blocks(page) if block.file]
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(compile(code, "recipes.md", "exec"), names)
+    linexport.convert(names["build"](), place / "recipe", bench=False, threads=1)
+    return place / "recipe"
+
+
 @pytest.fixture(scope="module")
 def artifacts(
     converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
@@ -52,6 +64,7 @@ def artifacts(
     found["quantised"] = place / "quantised"
     linexport.quantize(found["qwen3_5_text"], found["quantised"], weights="int4", threads=1)
     found["normalisers"] = converted("language_model")
+    found["recipe"] = convert_recipe(place)
     return {name: linexport.load(path, threads=1) for name, path in found.items()}
 
 
