@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -59,7 +58,8 @@ def test_a_wheel_converts_in_an_environment_of_its_own(tmp_path: Path) -> None:
     python = tmp_path / "new" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (own / "others.pth").write_text(sysconfig.get_path("purelib"))
+    others = [path for path in sys.path if Path(path).name == "site-packages"]
+    (own / "others.pth").write_text("\n".join(others))
     assert run(python, "-c", "import linexport; print(linexport.__file__)").startswith(str(own))
     linexport = tmp_path / "new" / "bin" / "linexport"
     assert run(linexport, "plugins", "path", "cpu").startswith(str(own))
