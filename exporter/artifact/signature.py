@@ -28,8 +28,8 @@ from linexport.artifact import opening
 from linexport.artifact.folder_files import FolderFiles
 from linexport.artifact.write import replace_text
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
-from linexport.system.json_object import JsonObject
 from linexport.system.install import pip_install_here
+from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (

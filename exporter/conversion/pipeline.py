@@ -187,8 +187,8 @@ def convert(
             f"--download fetches no code. Leave --trust-remote-code out, or run `hf download "
             f"{source}` first and leave --download out."
         )
-    source = hub.resolved(source, config.download, config.revision, as_folder=config.isolated)
-    return OpenableManifest.of(convert_checked(source, place, config, Checks(), progress))
+    here = hub.resolved(source, config.download, config.revision, as_folder=config.isolated)
+    return OpenableManifest.of(convert_checked(here, place, config, Checks(), progress))
 
 
 def default_output(source: str | Path | LoadedModel) -> Path:

@@ -17,8 +17,8 @@ from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
-from linexport.system.json_object import JsonObject
 from linexport.system.install import pip_install
+from linexport.system.json_object import JsonObject
 from linexport.targets.runtime.providers import (
     CUDA,
     PROVIDERS,

@@ -44,9 +44,9 @@ def load_model(
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
             an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
             model in the Hugging Face cache, org/model or org/model@REVISION; or
-            ``package.module:callable`` naming a function without arguments; or an object, see
-            ``objects``. The content of a file decides its kind, not the name. A model that is
-            loaded is returned as it is.
+            ``package.module:callable`` or ``file.py:Class`` naming a function or a class, see
+            ``factory``; or an object, see ``objects``. The content of a file decides its kind, not
+            the name. A model that is loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.

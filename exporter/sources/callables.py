@@ -52,11 +52,11 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
         )
     file, given = spelling["file"], spelling["arguments"]
     arguments, keywords = ((), {}) if given is None else _literals(source, given)
-    place = spelling["module"]
-    found: object = _import_file(source, Path(file)) if file else _import(source, place)
+    module = spelling["module"]
+    found: object = _import_file(source, Path(file)) if file else _import(source, module)
     for name in spelling["name"].split("."):
         if not hasattr(found, name):
-            place = getattr(found, "__file__", None) or spelling["module"]
+            place = getattr(found, "__file__", None) or module
             raise UsageError(f"{source}: there is no {name!r} in {place}.{_defined(found)}")
         found = getattr(found, name)
     if not callable(found):

@@ -18,8 +18,8 @@ from linexport.artifact.text.decoder import check_decoder
 from linexport.artifact.text.encoder import Encoder, TooManyTokensError
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import FileRecord
-from linexport.system.json_object import JsonObject
 from linexport.system.install import pip_install_here
+from linexport.system.json_object import JsonObject
 
 Files = Mapping[str, FileRecord]
 """Sizes and digests by name, as in ``Manifest.files``; empty to take files as they are."""

@@ -16,8 +16,8 @@ from linexport.manifest.file_names import PROCESSOR_FILES
 from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
 from linexport.sources.hugging_face.size_limits import check_layers
 from linexport.system.environment import version
-from linexport.system.json_object import JsonObject
 from linexport.system.install import pip_install_here
+from linexport.system.json_object import JsonObject
 from linexport.system.versions import TRANSFORMERS, numbers
 
 CONFIG = "config.json"

@@ -146,6 +146,12 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Raise errors of huggingface_hub as those of linexport."""
     from huggingface_hub import constants, errors
 
+    # With the errors of its client of HTTP, whose package depends on the release.
+    others = tuple(
+        kind
+        for kind in (ValueError, *errors.HfHubHTTPError.__mro__)
+        if issubclass(kind, Exception) and kind is not Exception
+    )
     try:
         yield
     except errors.GatedRepoError:
@@ -166,7 +172,7 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         raise EnvironmentProblemError(
             "HF_HUB_OFFLINE is set, so nothing is fetched. Unset it, or leave --download out."
         ) from None
-    except (OSError, ValueError, errors.HTTPError) as error:
+    except others as error:
         raise EnvironmentProblemError(
             f"{name} could not be fetched from {constants.ENDPOINT}: {first_line(error)}. What is "
             "complete is kept: run the command again."
