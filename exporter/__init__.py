@@ -7,6 +7,7 @@
     linexport.quantize("artifact", "small")     weights in 8 or 4 bits, and what that changes
     linexport.build("prepared")                 its engine, on the machine of the GPU
     linexport.validate("artifact"), linexport.bench("artifact")
+    linexport.inspect(module, (x,))             what is found in a model, before it is converted
     linexport.debug("artifact")                 where it first differs from the original
     linexport.compare_maps(d=64)                which feature map for which queries and keys
     linexport.choose_map(d=64, error=0.1)       the cheapest that keeps an error
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from linexport.conversion.quantize import quantize
     from linexport.conversion.revalidate import bench, validate
     from linexport.debugging import debug
+    from linexport.inspection import inspect
     from linexport.linearization import Linearization, linearize
     from linexport.maps import choose_map, compare_maps
     from linexport.serving import Pool, PrefixCache
@@ -45,6 +47,7 @@ __all__ = [
     "compare_maps",
     "convert",
     "debug",
+    "inspect",
     "linearize",
     "load",
     "quantize",
@@ -67,6 +70,7 @@ _HOMES = {
     "build": "linexport.conversion.build",
     "convert": "linexport.conversion.pipeline",
     "debug": "linexport.debugging",
+    "inspect": "linexport.inspection",
     "linearize": "linexport.linearization",
     "quantize": "linexport.conversion.quantize",
     "validate": "linexport.conversion.revalidate",

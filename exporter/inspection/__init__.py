@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from linexport import manifest as manifests
@@ -15,8 +15,11 @@ from linexport.manifest.inspected import ArtifactInspection, SourceInspection
 
 
 def inspect(
-    path: str | Path,
+    source: object,
+    args: tuple[object, ...] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     *,
+    dynamic_shapes: object = None,
     drawings: bool = False,
     trust: Trust | None = None,
     state_dict: str | Path | None = None,
@@ -25,7 +28,10 @@ def inspect(
     """Describe an artifact folder, or a source as it would be converted.
 
     Args:
-        path: the folder or source.
+        source: the folder of an artifact, or whatever ``convert`` takes.
+        args: positional example inputs, where the source is a module.
+        kwargs: those by name.
+        dynamic_shapes: of the examples, in torch.export's notation; None for batch and length.
         drawings: with the graph around each match before and after, and around each unmatched
             candidate.
         trust: whose artifacts are described; None for anybody's. Sources are not signed.
@@ -36,15 +42,19 @@ def inspect(
         A record; its ``to_json`` is what ``inspect --json`` prints.
 
     Raises:
+        UsageError: the source is something else.
         LinexportError: neither can be read; see ``load_model``, ``trace`` and ``checked_graph``.
         SignatureError: the artifact is not as one who is trusted signed it.
     """
-    folder = Path(path)
-    if manifests.has_manifest(folder):  # a damaged one is an error that says how
-        return _artifact(folder, trust)
-    from linexport.inspection.source import inspect_source  # PyTorch, which artifacts do without
+    # A damaged manifest is an error that says how.
+    if isinstance(source, str | Path) and manifests.has_manifest(Path(source)):
+        return _artifact(Path(source), trust)
+    # PyTorch, which artifacts do without.
+    from linexport.inspection.source import inspect_source
+    from linexport.sources.objects import with_examples
 
-    return inspect_source(path, drawings, state_dict=state_dict, inputs=inputs)
+    given = with_examples(source, args, kwargs, dynamic_shapes)
+    return inspect_source(given, drawings, state_dict=state_dict, inputs=inputs)
 
 
 def _artifact(folder: Path, trust: Trust | None) -> ArtifactInspection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -23,9 +22,9 @@ REACH = 7
 """Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
 
 
-def inspect_source(path: str | Path, drawings: bool, **own: Any) -> SourceInspection:
+def inspect_source(source: object, drawings: bool, **own: Any) -> SourceInspection:
     """Trace a source and look for attention in it; see ``inspect``."""
-    loaded, traced = trace.trace_or_whole(load_model(path, run=False, **own))
+    loaded, traced = trace.trace_or_whole(load_model(source, run=False, **own))
     decode = loaded.decode_module is not None or bool(traced.states)
     plain = passes.run(traced.model, passes.STATELESS[:1])
     # The states of a decode module are in its graph, whose operations may join tokens with them.

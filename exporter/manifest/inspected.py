@@ -152,6 +152,12 @@ class SourceInspection:
     ops: tuple[OpRecord, ...]
     warnings: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"<SourceInspection of {self.source.location}: {len(self.matches)} fused, "
+            f"{len(self.unmatched) + len(self.rejected)} left, {len(self.states)} states>"
+        )
+
     def to_json(self) -> dict[str, object]:
         """Return what ``inspect --json`` prints of a source."""
         return {

@@ -22,8 +22,8 @@ KIND = "object"
 """Kind of such a source."""
 
 WAYS = (
-    "Expected the path of a model, package.module:callable, a torch.nn.Module with args=(x, ...) "
-    "(and kwargs, dynamic_shapes), a tuple (module, args), (module, args, kwargs) or "
+    "Expected the path of a model, package.module:callable, file.py:Class, a torch.nn.Module with "
+    "args=(x, ...) (and kwargs, dynamic_shapes), a tuple (module, args), (module, args, kwargs) or "
     "(module, args, kwargs, dynamic_shapes), a function without arguments that returns one, a "
     "torch.export.ExportedProgram, or a causal language model of transformers."
 )

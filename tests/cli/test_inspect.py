@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+import linexport
+from linexport.errors import UsageError
 from linexport.inspection import inspect
 from linexport.inspection.subgraph import around
 from linexport.manifest.inspected import GraphPart, SourceInspection
@@ -212,3 +214,17 @@ def test_nodes_lie_below_what_they_depend_on_and_apart() -> None:
 def test_a_circle_is_drawn_without_the_edge_that_closes_it() -> None:
     placed = place({"a": 50, "b": 50}, [("a", "b"), ("b", "a")])
     assert placed.layer == {"a": 0, "b": 1}
+
+
+def test_objects_are_inspected_as_they_are_converted() -> None:
+    module, x = Both().eval(), torch.randn(2, 12, 16)
+    for found in (linexport.inspect(module, (x,)), linexport.inspect((module, (), {"x": x}))):
+        assert isinstance(found, SourceInspection)
+        assert len(found.matches) == 1 and found.source.kind == "object"
+        assert re.fullmatch(
+            r"<SourceInspection of \S+\.Both: 1 fused, 1 left, 0 states>", repr(found)
+        )
+    with pytest.raises(UsageError, match=r"has no example inputs\. Give them: args="):
+        linexport.inspect(module)
+    with pytest.raises(UsageError, match="Found an object of the type list"):
+        linexport.inspect([module])
