@@ -249,7 +249,9 @@ def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         raise AssertionError("a connection was opened")
 
     monkeypatch.setattr(socket.socket, "connect", connect)
-    with pytest.raises(UsageError, match="Nothing is fetched unless you say so: pass --download"):
+    with pytest.raises(
+        UsageError, match="Nothing is fetched unless you say so: pass download=True"
+    ):
         load_model("nobody/no-such-model")
 
 

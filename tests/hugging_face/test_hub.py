@@ -76,7 +76,9 @@ def test_a_moved_branch_leaves_the_pinned_commit(served: Hub) -> None:
 
 def test_nothing_is_fetched_without_the_option(served: Hub) -> None:
     name = hub.resolved(NAME, download=False, revision=None, as_folder=False)
-    with pytest.raises(UsageError, match=r"pass --download to linexport convert, or run `hf down"):
+    with pytest.raises(
+        UsageError, match=r"pass download=True to linexport convert, or run `hf down"
+    ):
         load_model(name)
     assert not served.taken
 

@@ -149,6 +149,18 @@ def test_what_writes_or_branches_is_traced_again(
     assert traced_twice(function, monkeypatch) == [True]
 
 
+class OfPython(nn.Module):
+    """A model whose values are called like functions of Python."""
+
+    def forward(self, input: Tensor, len: Tensor) -> Tensor:
+        return (input + 1).flatten(1) * len.square()
+
+
+def test_inputs_keep_their_names() -> None:
+    made = torch.export.export(OfPython(), (torch.ones(2, 3, 4), torch.ones(2, 1)))
+    assert [i.name for i in to_onnx(made).graph.input] == ["input", "len"]
+
+
 def test_a_torch_without_these_names_traces_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = exports.Internal("torch.no_module", "f", "is tested", exports.SLOWER)
     x = torch.randn(2, 5, 6)

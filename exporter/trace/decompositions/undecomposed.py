@@ -32,6 +32,7 @@ from linexport.system.torch_internals.operators import (
     makes_values,
     writes,
 )
+from linexport.system.torch_internals.sizes import expression
 from linexport.system.torch_internals.trees import pytree
 from linexport.system.untyped import TorchInternal
 
@@ -68,14 +69,18 @@ def undecomposed(
     if not all(_is_simple(node, translated, table) for node in program.graph.nodes):
         return None
     graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
+    for old, new in zip(program.graph.nodes, graph.nodes, strict=True):
+        new.name = old.name  # copies of names that Python has, such as input, are called otherwise
     try:
         _rewrite(graph, signature, translated, table)
     except Exception as error:  # torch raises anything; its own way may still be one
         log.info("an operator is not decomposed alone: %s", error)
         return None
-    if any(_writes(node) for node in graph.nodes):  # of a decomposition, as that of rms_norm
-        return None
+    _share_sizes(graph)
     graph.eliminate_dead_code()
+    # Some decompositions write into a tensor of their own, as that of rms_norm, or ask for sizes.
+    if not all(_is_translated(node, translated) for node in graph.nodes):
+        return None
     module = GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
     return ExportedProgram(
@@ -110,15 +115,36 @@ def _rewrite(
             _replace(node, _decomposed(graph, node, table), signature)
 
 
+def _share_sizes(graph: Graph) -> None:
+    """Let one node give the size of all dims that have the same symbol."""
+    known = dict[object, Node]()
+    for node in graph.nodes:
+        size = node.meta.get("val")
+        if node.target is aten.sym_size.int and isinstance(size, torch.SymInt):
+            first = known.setdefault(expression(size), node)
+            if first is not node and not _is_given(node):
+                node.replace_all_uses_with(first)
+
+
+def _is_given(node: Node) -> bool:
+    """Return whether a node is an output of the program, whose signature has its name."""
+    return any(user.op == "output" for user in node.users)
+
+
 def _is_simple(node: Node, translated: Collection[TorchInternal], table: Decompositions) -> bool:
     """Return whether a node is translated, left out, or decomposed alone."""
+    if _is_decomposed(node, translated, table):
+        return not _writes(node)
+    return node.target in ASSERTIONS or _is_translated(node, translated)
+
+
+def _is_translated(node: Node, translated: Collection[TorchInternal]) -> bool:
+    """Return whether a node is translated, or has no result that is computed."""
     if node.op != "call_function":
         return node.op != "get_attr"
-    kept = (*COPIES, *ASSERTIONS, operator.getitem)
-    if node.target in kept:
+    if node.target in COPIES or node.target is operator.getitem:
         return True
-    known = node.target in translated or _is_decomposed(node, translated, table)
-    return known and not _writes(node)
+    return node.target in translated and not _writes(node)
 
 
 def _is_decomposed(
@@ -129,7 +155,7 @@ def _is_decomposed(
     torch takes composite operators apart that give views, translated or not.
     """
     target = node.target
-    if not isinstance(target, Overload) or target in ASSERTIONS:
+    if not isinstance(target, Overload) or target in (*ASSERTIONS, *COPIES):
         return False
     if target in translated:
         return is_composite(target) and not makes_values(target)
