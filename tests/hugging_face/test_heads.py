@@ -256,7 +256,9 @@ def test_the_memory_probe_loads_the_original_with_its_pooling(
 
     monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", probe)
     folder = head_folder("mamba2", BASE)
-    linexport.convert(folder, tmp_path / "out", pooling="mean", lengths=(8,), threads=1)
+    linexport.convert(
+        folder, tmp_path / "out", pooling="mean", lengths=(8,), threads=1, bench="full"
+    )
     assert ("pytorch", "mean") in requested
     np.savez(tmp_path / "inputs.npz", np.ones((1, 8), np.int64), np.ones((1, 8), np.int64))
     files = [tmp_path / "inputs.npz"] * 2
