@@ -129,6 +129,8 @@ OTHER: dict[str, Any] = {
     "seed": -7,
     "overwrite": True,
     "trust_remote_code": True,
+    "download": True,
+    "revision": "a revision",
     "vision": False,
     "mtp": False,
     "isolated": True,
