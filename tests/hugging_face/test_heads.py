@@ -249,9 +249,10 @@ def test_the_memory_probe_loads_the_original_with_its_pooling(
     requested = []
 
     def probe(
-        baseline: str, model: str, inputs: Path, small: Path, target: str, pooling: str, *rest: str
+        baseline: str, model: str, inputs: Path, small: Path, target: str, *rest: Any
     ) -> tuple[None, str]:
-        requested.append((baseline, pooling))
+        loading, _ = rest
+        requested.append((baseline, loading["pooling"]))
         return None, "not run"
 
     monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", probe)
@@ -262,7 +263,7 @@ def test_the_memory_probe_loads_the_original_with_its_pooling(
     assert ("pytorch", "mean") in requested
     np.savez(tmp_path / "inputs.npz", np.ones((1, 8), np.int64), np.ones((1, 8), np.int64))
     files = [tmp_path / "inputs.npz"] * 2
-    assert "'max'" in peak_megabytes("pytorch", str(folder), *files, pooling="max")[1]
+    assert "'max'" in peak_megabytes("pytorch", str(folder), *files, loading={"pooling": "max"})[1]
 
 
 def edited(folder: Path, tmp_path: Path, **changes: Any) -> Path:
