@@ -18,6 +18,7 @@ import torch
 from linexport.graph.dims import sequence
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.reference.module import Reference
 from linexport.parity.reference.outputs import PATIENCE
 from linexport.system.progress import Progress
 from linexport.timing.latency import BenchPlan
@@ -117,10 +118,10 @@ def _total(
 def _seconds_of_call(tested: ModelUnderTest, sizes: Sizes) -> float:
     """Return the seconds of a call; 0.0 where the original does not run at these sizes."""
     try:
-        args, kwargs = draw_inputs(tested.loaded, tested.input_shapes, Case("time", sizes, 0))
+        inputs = draw_inputs(tested.loaded, tested.input_shapes, Case("time", sizes, 0))
+        original = Reference(tested.loaded, torch.float32)
         start = time.perf_counter()
-        with torch.no_grad():
-            tested.loaded.module(*args, **kwargs)
+        original(inputs)
     except Exception:  # the comparison says why
         return 0.0
     return time.perf_counter() - start

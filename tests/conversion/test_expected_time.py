@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from linexport.artifact.checked import checked_artifact
 from linexport.conversion import expected_time, revalidate
@@ -15,6 +18,7 @@ from linexport.conversion.expected_time import IN_FLOAT64, comparison, measureme
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import plan_cases
 from linexport.parity.reference.outputs import PATIENCE
+from linexport.sources.factory import load_module
 from linexport.system.progress import Silent, Stopwatch
 from linexport.timing.latency import FULL, SHORT
 
@@ -89,6 +93,26 @@ def test_what_takes_too_long_is_not_run_in_float64(tested: ModelUnderTest) -> No
 
 def test_a_model_that_fails_is_left_to_the_comparison(tested: ModelUnderTest) -> None:
     assert comparison(tested, lambda sizes: 0.0) == 0.0
+
+
+class Branched(nn.Module):
+    """A module whose branches torch would compile first, where nobody keeps it from that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+
+def test_the_original_runs_as_it_does_in_the_comparison(
+    tested: ModelUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*given: object) -> None:
+        raise AssertionError("branches are compiled")
+
+    monkeypatch.setattr("torch._higher_order_ops.utils._hop_compile_and_call", compiled)
+    loaded = load_module((Branched(), (torch.randn(2, 12, 4),)), "branched:module")
+    names = {"batch": 2, "seq": 12}
+    found = replace(tested, loaded=loaded, input_shapes=(("batch", "seq", 4),))
+    assert expected_time._seconds_of_call(found, names) > 0
 
 
 def test_a_full_measurement_is_forecast_and_a_short_one_is_not(tested: ModelUnderTest) -> None:
