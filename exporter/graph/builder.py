@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper, numpy_helper
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+from onnx import helper
 
 from linexport.graph.dims import Shape
+from linexport.graph.inference import inferred_outputs
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 
@@ -28,9 +28,6 @@ Operand = gs.Tensor | np.ndarray | float | Sequence[int]
 """A tensor, or what becomes a constant: an array, a number, or integers such as axes and sizes."""
 
 DType = np.dtype[np.generic]
-
-MAX_SIZES = 64
-"""Elements of a constant that may hold sizes or axes."""
 
 
 class Operator(Protocol):
@@ -150,22 +147,8 @@ def inferred_type(node: gs.Node) -> tuple[DType | None, Shape | None]:
 
     A shape is taken where every size of it is a number or has a name.
     """
-    types, data = {}, {}
-    for tensor in node.inputs:
-        if tensor.is_empty():
-            continue
-        if tensor.dtype is None:
-            return None, None
-        own = tensor.dtype
-        kind = own if isinstance(own, int) else helper.np_dtype_to_tensor_dtype(np.dtype(own))
-        types[tensor.name] = helper.make_tensor_type_proto(kind, tensor.shape)
-        # Sizes and axes decide shapes; the numbers of a weight do not, and are not copied.
-        if isinstance(tensor, gs.Constant) and np.prod(tensor.shape) <= MAX_SIZES:
-            data[tensor.name] = numpy_helper.from_array(np.asarray(tensor.values), tensor.name)
-    schema, proto = onnx.defs.get_schema(node.op), OnnxExporter.export_node(node)
-    try:
-        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-    except onnx.shape_inference.InferenceError:
+    found = inferred_outputs(node)
+    if found is None:
         return None, None
     (kind,) = (found[o.name].tensor_type for o in node.outputs)
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper, numpy_helper
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from linexport.graph.dims import Shape
+from linexport.graph.inference import inferred_outputs
 from linexport.graph.tensors import known_shape
 from linexport.loops.vectorize_over_time import (
     AXES,
@@ -176,20 +173,10 @@ def _computed(node: gs.Node, shapes: Mapping[str, Shape], outer: bool) -> dict[s
 
 def inferred(node: gs.Node, shapes: Mapping[str, Shape]) -> dict[str, Shape] | None:
     """Return the shapes of what a node computes at one step, as onnx infers them; None if not."""
-    types, data = {}, {}
-    for tensor in node.inputs:
-        shape = shapes.get(tensor.name) or _written(tensor)
-        if shape is None or tensor.dtype is None:
-            return None
-        own = tensor.dtype
-        kind = own if isinstance(own, int) else helper.np_dtype_to_tensor_dtype(np.dtype(own))
-        types[tensor.name] = helper.make_tensor_type_proto(kind, shape)
-        if isinstance(tensor, gs.Constant):
-            data[tensor.name] = numpy_helper.from_array(np.asarray(tensor.values), tensor.name)
-    schema, proto = onnx.defs.get_schema(node.op), OnnxExporter.export_node(node)
-    try:
-        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-    except onnx.shape_inference.InferenceError:
+    if any((shapes.get(t.name) or _written(t)) is None for t in node.inputs):
+        return None
+    found = inferred_outputs(node, shapes)
+    if found is None:
         return None
     dims = {name: kind.tensor_type.shape.dim for name, kind in found.items()}
     sizes: dict[str, Shape] = {
