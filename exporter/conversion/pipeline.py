@@ -15,13 +15,15 @@ from typing import get_args
 
 from linexport import passes, targets
 from linexport.artifact import write
+from linexport.artifact.checked import checked_artifact
 from linexport.conversion import isolated
+from linexport.conversion.add_records import Measuring
 from linexport.conversion.context import Checks, Job, load_original
 from linexport.conversion.openable import OpenableManifest
 from linexport.conversion.proof_strategy import announced
 from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_head, check_quantisation, quantize
-from linexport.conversion.revalidate import measured_again
+from linexport.conversion.revalidate import measure_again, reopen
 from linexport.conversion.run import run
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
@@ -284,16 +286,11 @@ def _quantised(
         )
     if not config.measures or by_layers:  # the original would be in memory as a whole
         return manifest
-    return measured_again(
-        manifest.artifact,
-        source=source,
-        lengths=config.lengths,
-        threads=config.threads,
-        seed=config.seed,
-        trust_remote_code=config.trust_remote_code,
-        progress=progress,
-        extent=EXTENTS[config.extent],
-    )
+    watch = Stopwatch(progress or Silent())
+    checked = checked_artifact(Path(manifest.artifact), None)
+    tested = reopen(checked, source, config.threads, config.trust_remote_code, watch)
+    how = Measuring(config.lengths, EXTENTS[config.extent].on(config.threads), config.seed)
+    return measure_again(checked, tested, how, watch)
 
 
 def _in_half(source: str | Path | LoadedModel, config: ConvertOptions) -> LoadedModel | None:

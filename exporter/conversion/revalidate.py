@@ -42,7 +42,7 @@ from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets.base import uses_library
 from linexport.targets.runtime import providers
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
-from linexport.timing.latency import THOROUGH, BenchPlan
+from linexport.timing.latency import THOROUGH
 from linexport.timing.throughput import Workload
 
 log = logging.getLogger(__name__)
@@ -224,47 +224,28 @@ def bench(
     ``workload`` its prefill and decode are measured, and nothing else. The baselines run on the
     CPU, whatever the provider of the artifact is.
     """
-    return measured_again(
-        artifact,
-        source=source,
-        lengths=lengths,
-        workload=workload,
-        threads=threads,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-        execution=Execution(provider, strict),
-        trust=trust,
-    )
-
-
-def measured_again(
-    artifact: str | Path,
-    *,
-    source: object = None,
-    lengths: Iterable[int] | None = None,
-    workload: Workload | None = None,
-    threads: int = 0,
-    seed: int = 0,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-    execution: Execution = CPU_ONLY,
-    trust: Trust | None = None,
-    extent: BenchPlan = THOROUGH,
-) -> Manifest:
-    """Measure an artifact to an extent; else like ``bench``."""
-    folder, watch = Path(artifact), Stopwatch(progress or Silent())
-    found = checked_artifact(folder, trust)
-    tested = reopen(found, source, threads, trust_remote_code, watch, execution)
-    manifest = found.manifest
+    watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
+    checked = checked_artifact(Path(artifact), trust)
+    tested = reopen(checked, source, threads, trust_remote_code, watch, execution)
     chosen = None if lengths is None else tuple(lengths)
+    how = Measuring(chosen, THOROUGH.on(threads), seed)
+    return measure_again(checked, tested, how, watch, workload)
+
+
+def measure_again(
+    checked: CheckedArtifact,
+    tested: parity.ModelUnderTest,
+    how: Measuring,
+    watch: Stopwatch,
+    workload: Workload | None = None,
+) -> Manifest:
+    """Measure an artifact that is open, and write the outcome to its manifest; see ``bench``."""
     with watch.stage("measure"):
-        how = Measuring(chosen, extent.on(threads), seed)
         if workload is None:
-            manifest = with_measurements(manifest, tested, folder, how)
+            manifest = with_measurements(checked.manifest, tested, checked.folder, how)
         else:
-            manifest = with_throughput(manifest, tested, folder, workload, how)
-    write_outcome(found, manifest)
+            manifest = with_throughput(checked.manifest, tested, checked.folder, workload, how)
+    write_outcome(checked, manifest)
     return manifest
 
 
