@@ -69,12 +69,13 @@ def _metadata(job: Packaging) -> dict[str, str]:
             raise UsageError(f"base-model={base}: expected the name of a model, org/model.")
         found["base_model"] = base
     task = "text-generation" if _writes_text(job.manifest) else None
-    for option, key, usual in (("license",) * 2 + (None,), ("pipeline-tag", "pipeline_tag", task)):
-        value = job.options.get(option, usual)
+    given = {"license": None, "pipeline-tag": task, **job.options}
+    for option in ("license", "pipeline-tag"):
+        value = given[option]
         if value is not None:
             if not _WORD.fullmatch(value):
                 raise UsageError(f"{option}={value}: expected a word such as the hub has.")
-            found[key] = value
+            found[option.replace("-", "_")] = value
     return found
 
 
