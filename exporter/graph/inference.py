@@ -1,4 +1,4 @@
-"""What onnx infers of the outputs of one node."""
+"""Inference of the types and shapes of one node's outputs, by onnx."""
 
 from __future__ import annotations
 
