@@ -22,7 +22,11 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
-from linexport.system.torch_internals.exports import translations_read_once, work_left_out
+from linexport.system.torch_internals.exports import (
+    traced_once,
+    translations_read_once,
+    work_left_out,
+)
 from linexport.system.torch_internals.frames import node_of
 from linexport.trace import branch_copies
 from linexport.trace.decompositions import (
@@ -33,6 +37,7 @@ from linexport.trace.decompositions import (
     triangular_inverse,
 )
 from linexport.trace.decompositions.complex_pairs import with_pairs
+from linexport.trace.decompositions.undecomposed import undecomposed
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporter_state import exporting
 from linexport.trace.loops import capture
@@ -86,7 +91,7 @@ def to_graph(
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)
-        with exporting(), translations_read_once(), work_left_out():
+        with exporting(), translations_read_once(), work_left_out(), traced_once(undecomposed):
             exported = torch.onnx.export(
                 program,
                 dynamo=True,

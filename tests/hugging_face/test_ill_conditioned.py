@@ -82,7 +82,12 @@ def _set(graph: onnx.GraphProto, name: str, change: Callable[[np.ndarray], np.nd
 
 def _decay(graph: onnx.GraphProto) -> None:
     """One head's decay is 1e-4 too large, relative to its logarithm."""
-    _set(graph, "neg_1", lambda decays: decays * [1.0001, 1, 1, 1])
+    [decays] = [t.name for t in graph.initializer if t.dims == [4] and _is_negative(t)]
+    _set(graph, decays, lambda decays: decays * [1.0001, 1, 1, 1])
+
+
+def _is_negative(tensor: onnx.TensorProto) -> bool:
+    return bool((numpy_helper.to_array(tensor) < 0).all())
 
 
 def _late(graph: onnx.GraphProto) -> None:

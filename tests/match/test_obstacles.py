@@ -395,13 +395,13 @@ def test_a_loop_behind_a_convolution_has_its_reason(widened: bool) -> None:
             return super().forward(self.convolution(x.mT)[..., : x.shape[1]].mT)
 
     def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        state, out = v[:, 0] * 0, []
+        state, out = v[:, 0], []
         if widened:
             q, k, v, state = (
                 q[..., None, :],
                 k[..., None, :],
                 v[..., None],
-                state[..., None] + q[0, 0] * 0,
+                state[..., None] * 0 + q[0, 0] * 0,
             )
         for t in range(v.shape[1]):
             state = (1 - k[:, t] ** 2) * state + v[:, t]

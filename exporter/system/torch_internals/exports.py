@@ -17,7 +17,7 @@ import copy
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -46,6 +46,12 @@ TRANSLATED = Internal(
     "torch.onnx._internal.exporter._decomp",
     "get_onnx_implemented_overloads",
     "decomposes operators that torch.onnx does not translate",
+)
+SECOND_TRACE = Internal(
+    "torch.onnx._internal.exporter._fx_passes",
+    "decompose_with_registry",
+    "traces a program a second time only where an operator is to be decomposed",
+    SLOWER,
 )
 COMPOSITES = Internal(
     "torch._export.utils",
@@ -111,6 +117,9 @@ LOGS = {
 }
 """Names of torch's own logs; a log of another name is not silenced, or not read."""
 
+Decompositions = Mapping[TorchInternal, Callable[..., TorchInternal]]
+"""Functions that compute what an operator does by other operators."""
+
 DEVICES = ("CPU", "CUDA", "MPS", "Meta", "XPU")
 """Devices that a model may be on, as torch's dispatcher calls them."""
 
@@ -173,6 +182,33 @@ def work_left_out() -> Iterator[None]:
     with _exporting, ExitStack() as restore:
         for internal, change in CHANGES:
             restore.enter_context(_replaced(internal, change))
+        yield
+
+
+@contextmanager
+def traced_once(
+    prepared: Callable[
+        [torch.export.ExportedProgram, Collection[TorchInternal], Decompositions],
+        torch.export.ExportedProgram | None,
+    ],
+) -> Iterator[None]:
+    """Leave the second trace of a program out of ``torch.onnx.export`` where another way is known.
+
+    Args:
+        prepared: gives the program to translate in place of one, of the operators that are
+            translated and the decompositions of others; None for one that is to be traced again.
+    """
+    table, implemented = DECOMPOSITIONS.find(), TRANSLATED.find()
+
+    def change(original: Callable[..., TorchInternal]) -> Callable[..., TorchInternal]:
+        def decompose(program: TorchInternal, translations: TorchInternal) -> TorchInternal:
+            translated = set(implemented(translations))
+            found = prepared(program, translated, table(translated))
+            return original(program, translations) if found is None else found
+
+        return decompose if table and implemented else original
+
+    with _exporting, _replaced(SECOND_TRACE, change):
         yield
 
 

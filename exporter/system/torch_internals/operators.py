@@ -22,13 +22,28 @@ HAS_KERNEL = Internal(
     "_dispatch_has_kernel",
     "tells operators of the dispatcher from TorchScript's functions, some of which write files",
 )
+KEYS = Internal(
+    "torch._C", "DispatchKey", "tells operators that others compute from those with kernels"
+)
 MODE.need()
 SCHEMA.need()
 
 from torch._ops import OpOverload as Overload  # noqa: E402 - after the errors that name the release
 from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode  # noqa: E402
 
-__all__ = ["OperatorMode", "Overload", "arguments", "has_kernel", "makes_values", "name_of"]
+__all__ = [
+    "OperatorMode",
+    "Overload",
+    "arguments",
+    "functional",
+    "has_kernel",
+    "is_composite",
+    "makes_values",
+    "name_of",
+    "writes",
+]
+
+COMPOSITE = KEYS.need().CompositeImplicitAutograd
 
 
 def schema(operator: object) -> TorchInternal:
@@ -63,6 +78,26 @@ def makes_values(operator: object) -> bool:
     """Return whether an operator makes values; a view has those of another tensor."""
     aliases = [result.alias_info for result in schema(operator).returns]
     return all(alias is None or alias.is_write for alias in aliases)
+
+
+def writes(operator: object) -> bool:
+    """Return whether an operator writes into one of its arguments."""
+    return bool(schema(operator).is_mutable)
+
+
+def functional(operator: object) -> Overload | None:
+    """Return the operator that gives what another one writes into its first argument, if any."""
+    named = schema(operator)
+    namespace, name = named.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    written = [i for i, a in enumerate(named.arguments) if a.alias_info and a.alias_info.is_write]
+    found = getattr(packet, named.overload_name or "default", None)
+    return found if name.endswith("_") and written == [0] else None
+
+
+def is_composite(operator: TorchInternal) -> bool:
+    """Return whether an operator is computed by others, whatever the device."""
+    return bool(operator.has_kernel_for_dispatch_key(COMPOSITE))
 
 
 def has_kernel(operator: object) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ COMPARED = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 TORCH = str(Path(torch.__file__).parent)
 
 Symbol = Any
-"""A symbol of sympy."""
+"""A symbol or an expression of sympy."""
+
+Size = int | torch.SymInt
 
 
 def expression(size: torch.SymInt) -> TorchInternal:
@@ -86,9 +88,50 @@ def as_size(size: torch.SymInt, symbol: Symbol, number: int) -> torch.SymInt:
     return found
 
 
+def other_forms(olds: Iterable[Size], news: Iterable[Size]) -> dict[Symbol, Symbol | int]:
+    """Return the forms that sizes have in ``news``, by those that they have in ``olds``."""
+    forms = dict[Symbol, Symbol | int]()
+    for old, new in zip(olds, news, strict=True):
+        if isinstance(old, torch.SymInt) and not expression(old).is_symbol:
+            found = expression(new) if isinstance(new, torch.SymInt) else new
+            if found != expression(old):
+                forms[expression(old)] = found
+    return forms
+
+
+def replaced(size: Size, known: Mapping[Symbol, Symbol | int]) -> Size:
+    """Return a size in which expressions are those that they equal; itself where none is.
+
+    Args:
+        size: symbolic or not.
+        known: numbers, and expressions of sympy, by what they take the place of.
+    """
+    if not isinstance(size, torch.SymInt):
+        return size
+    new = expression(size).subs(known)
+    if new == expression(size):
+        return size
+    if new.is_number:
+        return int(new)
+    made: torch.SymInt = _environment(size, "create_symintnode")(new, hint=hint(size))
+    return made
+
+
 def guards(size: torch.SymInt) -> Iterator[TorchInternal]:
     """Yield what torch saw of the sizes of a trace, as expressions."""
     yield from (guard.expr for guard in _environment(size, "guards"))
+
+
+@contextmanager
+def no_new_guards(sizes: Iterable[torch.SymInt]) -> Iterator[None]:
+    """Let torch raise where it would fix a size, or a relation of sizes, that it had left open.
+
+    Args:
+        sizes: of one trace.
+    """
+    first = next(iter(sizes), None)
+    with nullcontext() if first is None else _environment(first, "error_on_new_guards")():
+        yield
 
 
 def _node(size: torch.SymInt, name: str) -> TorchInternal:
