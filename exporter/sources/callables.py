@@ -2,7 +2,8 @@
 
     package.module:make          a module on Python's path or in the current directory
     folder/net.py:Net            a file
-    net.py:Net(dim=64, heads=4)  called with these arguments, which are literals
+    net.py:Net(dim=64, heads=4)  called with these arguments, which are literals,
+    net.py:Net(Config(dim=64))   or names of the same module, which may be called likewise
 
 This runs the user's code, as asked; what it prints goes to stderr.
 """
@@ -51,17 +52,13 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
             f"dotted module name, a colon and the name of a function or class, {_EXAMPLE}."
         )
     file, given = spelling["file"], spelling["arguments"]
-    arguments, keywords = ((), {}) if given is None else _literals(source, given)
-    module = spelling["module"]
-    found: object = _import_file(source, Path(file)) if file else _import(source, module)
-    for name in spelling["name"].split("."):
-        if not hasattr(found, name):
-            place = getattr(found, "__file__", None) or module
-            raise UsageError(f"{source}: there is no {name!r} in {place}.{_defined(found)}")
-        found = getattr(found, name)
+    call = None if given is None else _parsed(source, given)
+    name = spelling["module"]
+    module = _import_file(source, Path(file)) if file else _import(source, name)
+    found = _named(source, module, spelling["name"])
     if not callable(found):
         raise UsageError(f"{source} is a {type(found).__name__}, not a function. Name {use}.")
-    return found if given is None else partial(found, *arguments, **keywords)
+    return found if call is None else _called(source, module, found, call)
 
 
 def without_arguments(source: str) -> str:
@@ -86,23 +83,77 @@ def _packages(path: Path) -> tuple[Path, list[str]]:
     return folder, parts
 
 
-def _literals(source: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the values between parentheses, which are read and not evaluated."""
+class _Call(partial[Any]):
+    """A call as it is written in a source. Calls among its arguments run when it does."""
+
+    def __call__(self) -> Any:
+        named = {name: _made(value) for name, value in self.keywords.items()}
+        return self.func(*map(_made, self.args), **named)
+
+
+def _made(value: object) -> object:
+    return value() if isinstance(value, _Call) else value
+
+
+def _parsed(source: str, text: str) -> ast.Call:
+    """Return what stands between parentheses, which is read and not evaluated."""
     try:
         call = ast.parse(f"f{text}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError
-        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-        values = tuple(map(ast.literal_eval, call.args))
-        if len(named) != len(call.keywords) or ... in (*values, *named.values()):
-            raise ValueError
-        return values, named
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise UsageError(
-            f"{source}: the arguments are not all literals. Write numbers, texts, lists or dicts, "
-            "such as 'net.py:Net(dim=64, heads=4)'. For other values write a function without "
-            "arguments that returns the module, and name that."
-        ) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(source) from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise _unreadable(source)
+    return call
+
+
+def _called(source: str, module: ModuleType, found: Callable[..., Any], call: ast.Call) -> _Call:
+    named = {word.arg: _value(source, module, word.value) for word in call.keywords if word.arg}
+    if len(named) != len(call.keywords):
+        raise _unreadable(source)
+    return _Call(found, *(_value(source, module, one) for one in call.args), **named)
+
+
+def _value(source: str, module: ModuleType, node: ast.expr) -> object:
+    """Return an argument: a literal, or what a name of the module stands for."""
+    written = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(written, ast.Name | ast.Attribute):
+        try:
+            value = ast.literal_eval(node)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            raise _unreadable(source) from None
+        if value is ...:
+            raise _unreadable(source)
+        return value
+    found = _named(source, module, ast.unparse(written))
+    if not isinstance(node, ast.Call):
+        return found
+    if not callable(found):
+        raise UsageError(f"{source}: {ast.unparse(written)} is not callable. Name a class.")
+    return _called(source, module, found, node)
+
+
+def _unreadable(source: str) -> UsageError:
+    return UsageError(
+        f"{source}: the arguments are not all literals. Write numbers, texts, lists or dicts, or "
+        "names and classes of the same file, such as 'net.py:Net(dim=64, heads=4)' or "
+        "'net.py:Net(Config(dim=64))'. For other values write a function without arguments that "
+        "returns the module, and name that."
+    )
+
+
+def _named(source: str, module: ModuleType, name: str) -> object:
+    """Return what a dotted name of a module stands for.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    found: object = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            place = getattr(found, "__file__", None) or getattr(found, "__name__", name)
+            raise UsageError(f"{source}: there is no {part!r} in {place}.{_defined(found)}")
+        found = getattr(found, part)
+    return found
 
 
 def _defined(module: Any) -> str:

@@ -15,6 +15,7 @@ Weights of a file are data. This runs the user's code, as asked; what it prints 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from linexport.sources.callables import find_callable, user_code, without_argume
 from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repeat_ones_where
 from linexport.sources.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.sources.loaded_model import LoadedModel, Source
-from linexport.sources.own_classes import GUESS, command_with_inputs
+from linexport.sources.own_classes import command_with_inputs, example_of
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary, weights_digest
 from linexport.system.untyped import DynamicShapes, Keywords, LibraryObject, Positional
 
@@ -91,7 +92,7 @@ def load_factory(
         return load_module(result, source, whole=whole)
     given_model, ranges = _with_inputs(result.eval(), given, source, seed, state_dict)
     loaded = load_module(given_model, source, whole=whole)
-    if state_dict is None and isinstance(factory, type):
+    if state_dict is None and isinstance(getattr(factory, "func", factory), type):
         loaded = replace(loaded, warnings=(*loaded.warnings, RANDOM_WEIGHTS))
     return replace(loaded, integer_ranges={**loaded.integer_ranges, **ranges})
 
@@ -123,18 +124,38 @@ def _check_arguments(factory: Callable[[], Any], name: str) -> None:
     try:
         signature.bind()
     except TypeError as error:
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [
-            p.name
-            for p in signature.parameters.values()
-            if p.default is inspect.Parameter.empty and p.kind not in variable
-        ]
-        given = ", ".join(f"{one}=..." for one in needed)
+        needed = _required(factory)
+        given = ", ".join(example_of(one, *_annotated(factory, one)) for one in needed)
         raise UsageError(
-            f"{name} is not called so: {error}. Give it literal values, as in "
+            f"{name} is not called so: {error}. Give it values, as in "
             f"'{without_arguments(name)}({given})', or name a function without arguments that "
             "returns the module."
         ) from None
+
+
+def _annotated(factory: Callable[[], Any], argument: str) -> tuple[str, dict[str, list[str]]]:
+    """Return the name of an argument's type, and what classes of its module are called with."""
+    import torch
+
+    function = getattr(factory, "func", factory)
+    annotation = inspect.signature(function).parameters[argument].annotation
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    classes = {
+        name: _required(value)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and not issubclass(value, torch.nn.Module)
+    }
+    return getattr(annotation, "__name__", str(annotation)), classes
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters without a default; none of what has no signature."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a class in C
+        return []
+    return [p.name for p in found if p.default is p.empty and p.kind not in variable]
 
 
 def _with_inputs(
@@ -160,7 +181,7 @@ def _with_inputs(
     command = command_with_inputs(source, state_dict, needed, shapes, next(parts, ""))
     raise UsageError(
         f"{source} is a module, and nothing says what its forward takes. Give the type and the "
-        f"sizes of an example for each input:\n  {command}\n{GUESS}."
+        f"sizes of an example for each input:{command}."
     )
 
 

@@ -19,8 +19,6 @@ MOST_FILES, MOST_BYTES = 50, 2**20
 FILE, NAME = "FILE.py", "CLASS"
 """Placeholders of a class that is not found."""
 
-GUESS = "Sizes, and names in capitals, are a guess: check them"
-
 BATCH, LENGTH, WIDTH = 2, 16, 64
 """Sizes of examples; the last where no weight tells it."""
 
@@ -35,7 +33,8 @@ class OwnClass:
         file: in which it is.
         name: of the class.
         inputs: parameters of forward without a default.
-        arguments: those of its constructor.
+        arguments: those of its constructor, as they may be written: "config=Config()".
+        optional: masks among the parameters of forward with a default.
         parts: names that it assigns on itself, with what is called for their values: "Linear".
     """
 
@@ -44,6 +43,7 @@ class OwnClass:
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]
     parts: Mapping[str, str]
+    optional: tuple[str, ...] = ()
 
 
 def classes_of(file: Path) -> list[OwnClass]:
@@ -54,12 +54,13 @@ def classes_of(file: Path) -> list[OwnClass]:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found = [_described(file, node) for node in tree.body if isinstance(node, ast.ClassDef)]
-    return [one for one in found if one is not None]
+    nodes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    values = {node.name: _needed(node) for node in nodes if "forward" not in _methods(node)}
+    return [_described(file, node, values) for node in nodes if "forward" in _methods(node)]
 
 
-def command_for(file: Path, shapes: Shapes, class_name: str | None = None) -> str:
-    """Return the command that converts a module with the weights of a file.
+def weights_advice(file: Path, shapes: Shapes, class_name: str | None = None) -> str:
+    """Return what to do with weights alone: the command that converts a module with them.
 
     Args:
         file: of the weights.
@@ -71,29 +72,48 @@ def command_for(file: Path, shapes: Shapes, class_name: str | None = None) -> st
     if found is None:
         name = (class_name or NAME).rpartition(".")[2]
         found = OwnClass(Path(FILE), name, ("x",), (), {})
-    return _command(_place(found), found, _width(shapes), ["--state-dict", str(file)], shapes)
-
-
-def weights_advice(file: Path, shapes: Shapes, class_name: str | None = None) -> str:
-    """Return what to do with weights alone: the command of ``command_for``."""
+    command = _command(_place(found), found, _width(shapes), ["--state-dict", str(file)], shapes)
     return (
         "name the class of your code that computes with these weights, which are then read as "
-        f"data, and sizes of an example:\n  {command_for(file, shapes, class_name)}\n{GUESS}"
+        f"data, and sizes of an example:{command}"
     )
 
 
-def command_of(file: Path) -> str | None:
-    """Return the command that converts the last class of a Python file; None without any."""
+_SHORT = {"cfg": "config", "conf": "config"}
+
+
+def example_of(argument: str, annotation: str, classes: Mapping[str, Sequence[str]]) -> str:
+    """Return how an argument may be written: ``config=Config()``, else ``width=...``.
+
+    Args:
+        argument: its name.
+        annotation: name of its type, if any.
+        classes: of the same file, that are no modules, with the arguments that each needs.
+    """
+    ending = _SHORT.get(argument, argument).capitalize()
+    kinds = [name for name in classes if name == annotation]
+    kinds += [name for name in classes if name.endswith(ending)]
+    if not kinds:
+        return f"{argument}=..."
+    return f"{argument}={kinds[0]}({', '.join(f'{name}=...' for name in classes[kinds[0]])})"
+
+
+def command_of(file: Path) -> str:
+    """Return the command that converts the last class of a Python file, and what to check."""
     classes = classes_of(file)
     used = {kind for one in classes for kind in one.parts.values()}
     whole = [one for one in classes if one.name not in used] or classes
-    return _command(_place(whole[-1]), whole[-1], WIDTH, [], {}) if whole else None
+    if not whole:
+        return f"\n  {shlex.join(['linexport', 'convert', f'{file}:FUNCTION'])}\nReplace FUNCTION"
+    return _command(_place(whole[-1]), whole[-1], WIDTH, [], {})
 
 
 def command_with_inputs(
     source: str, state_dict: str | Path | None, needed: Sequence[str], shapes: Shapes, kind: str
 ) -> str:
     """Return the command that converts a module, with an input for each parameter of forward.
+
+    What to check in it is on a line after it.
 
     Args:
         source: as the user names the module.
@@ -141,7 +161,7 @@ def _without_wrapper(shapes: Shapes) -> Shapes:
 
 
 def _place(one: OwnClass) -> str:
-    given = f"({', '.join(f'{name}=...' for name in one.arguments)})" if one.arguments else ""
+    given = f"({', '.join(one.arguments)})" if one.arguments else ""
     return f"{one.file}:{one.name}{given}"
 
 
@@ -149,7 +169,19 @@ def _command(place: str, one: OwnClass, width: int, options: Sequence[str], shap
     words = ["linexport", "convert", place, *options]
     for n, name in enumerate(one.inputs):
         words += ["--input", f"{name}={_example(name, n == 0 and _looks_up(one, shapes), width)}"]
-    return shlex.join(words)
+    steps = [
+        *(["fill in what is written as ..."] if "..." in place else []),
+        *([f"replace {FILE}"] if place.startswith(FILE) else []),
+        *([f"replace {NAME}"] if place.endswith(f":{NAME}") else []),
+        *(["check the sizes, which are a guess"] if one.inputs else []),
+        *(
+            f"add --input '{name}={_example(name, False, width)}' if you use it"
+            for name in one.optional
+        ),
+    ]
+    first, *more = steps or ["check the name"]
+    advice = f"{', '.join([first, *more[:-1]])} and {more[-1]}" if more else first
+    return f"\n  {shlex.join(words)}\n{advice[0].upper()}{advice[1:]}"
 
 
 def _example(name: str, ids: bool, width: int) -> str:
@@ -174,23 +206,55 @@ def _width(shapes: Shapes) -> int:
     return next((shape[1] for shape in shapes.values() if len(shape) == 2), WIDTH)
 
 
-def _described(file: Path, node: ast.ClassDef) -> OwnClass | None:
-    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
-    if "forward" not in methods:
-        return None
-    arguments = _without_default(methods["__init__"]) if "__init__" in methods else ()
-    inputs = _without_default(methods["forward"])
-    return OwnClass(file, node.name, inputs, arguments, dict(_parts(node)))
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
 
 
-def _without_default(function: ast.FunctionDef) -> tuple[str, ...]:
+def _described(file: Path, node: ast.ClassDef, values: Mapping[str, Sequence[str]]) -> OwnClass:
+    """Return a module's class; ``values`` are the other classes, and what each needs."""
+    methods = _methods(node)
+    arguments = _without_default(methods["__init__"]) if "__init__" in methods else []
+    inputs = [one.arg for one in _without_default(methods["forward"])]
+    optional = [name for name in _parameters(methods["forward"]) if name not in inputs]
+    return OwnClass(
+        file,
+        node.name,
+        tuple(inputs),
+        tuple(example_of(one.arg, _annotation(one), values) for one in arguments),
+        dict(_parts(node)),
+        tuple(name for name in optional if "mask" in name),
+    )
+
+
+def _needed(node: ast.ClassDef) -> list[str]:
+    """Return what a class is called with: its constructor's, or fields of a dataclass."""
+    methods = _methods(node)
+    if "__init__" in methods:
+        return [one.arg for one in _without_default(methods["__init__"])]
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and one.value is None]
+    return [one.target.id for one in fields if isinstance(one.target, ast.Name)]
+
+
+def _annotation(argument: ast.arg) -> str:
+    named = argument.annotation
+    if isinstance(named, ast.Constant):
+        return str(named.value)
+    return ast.unparse(named) if named is not None else ""
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    taken = function.args
+    return [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)][1:]
+
+
+def _without_default(function: ast.FunctionDef) -> list[ast.arg]:
     taken = function.args
     plain = [*taken.posonlyargs, *taken.args]
     plain = plain[1 : len(plain) - len(taken.defaults)]
     named = [
         one for one, value in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if value is None
     ]
-    return tuple(one.arg for one in (*plain, *named))
+    return [*plain, *named]
 
 
 def _parts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:

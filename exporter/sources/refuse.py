@@ -7,7 +7,7 @@ from pathlib import Path
 from linexport.errors import LinexportError, UsageError
 from linexport.sources.detect import Kind
 from linexport.sources.files import FACTORY_ADVICE, refuse
-from linexport.sources.own_classes import GUESS, command_of, weights_advice
+from linexport.sources.own_classes import command_of, weights_advice
 from linexport.sources.pickles import globals_named, outside_torch_weights
 from linexport.sources.sizes import safetensors_shapes
 
@@ -59,9 +59,7 @@ def refusal(path: Path, kind: Kind) -> LinexportError:
     if kind is Kind.SAFETENSORS:
         return refuse(path, "weights alone", weights_advice(path, safetensors_shapes(path)))
     if kind is Kind.PYTHON:
-        command = command_of(path) or f"linexport convert {path}:FUNCTION"
-        advice = f"name the class or function in it:\n  {command}\n{GUESS}"
-        return refuse(path, "Python source", advice)
+        return refuse(path, "Python source", f"name the class or function in it:{command_of(path)}")
     article = "an" if kind.value[0].lower() in "aeiou" else "a"
     return refuse(path, f"{article} {kind.value}", _ADVICE[kind])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,15 @@ def load_weights(module: torch.nn.Module, path: str | Path, location: str) -> No
     weights = dict(read_weights(file).tensors)
     expected = {name: tensor for name, tensor in module.state_dict().items() if _is_tensor(tensor)}
     weights = _without_prefix(weights, expected)
-    wrong = mismatches(expected, weights)
+    tied = _tied(expected)
+    weights |= {
+        name: weights[other]
+        for names in tied
+        for name in names
+        for other in names
+        if name not in weights and other in weights
+    }
+    wrong = [*mismatches(expected, weights), *_untied(tied, weights)]
     if wrong:
         more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
         raise UsageError(
@@ -251,6 +260,30 @@ def _without_prefix(
     return weights
 
 
+def _tied(expected: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return the names of each tensor that a module has under several names."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    found: dict[object, list[str]] = {}
+    for name, tensor in expected.items():
+        stored = not (tensor.is_meta or is_lazy(tensor)) and tensor.layout is torch.strided
+        if stored and tensor.numel():
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+            found.setdefault(place, []).append(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _untied(tied: list[list[str]], weights: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield where a file has two values for what is one tensor in the module."""
+    import torch
+
+    for first, *others in tied:
+        for name in (name for name in others if first in weights and name in weights):
+            if not torch.equal(weights[first], weights[name]):
+                yield f"{first} and {name} are one tensor in the model, and differ here"
+
+
 def _sizes(
     expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
 ) -> dict[int, int]:
@@ -270,14 +303,19 @@ def _advice(module: torch.nn.Module, location: str, sizes: Mapping[int, int]) ->
     taken = inspect.signature(type(module)).parameters
     names = [name for name in taken if name not in ("args", "kwargs")]
     known = {name: sizes[p.default] for name, p in taken.items() if _is_size(p.default, sizes)}
+    own, kind = without_arguments(location), type(module).__name__
+    is_class = re.split("[:.]", own)[-1] == kind
+    place = own if is_class else kind
     if known:
         given = ", ".join(f"{name}={size}" for name, size in known.items())
-        return f"By their sizes they are of '{without_arguments(location)}({given})'."
+        return f"By their sizes they are of '{place}({given})'."
+    if not is_class:
+        return f"Let {own} return the {kind} that these weights are of, with the sizes it had."
     if not names:
         return "Name the class that these weights are of, as it was then."
     return (
         "Name the class that these weights are of, with the arguments it had: "
-        f"'{without_arguments(location)}({', '.join(f'{name}=...' for name in names)})'."
+        f"'{place}({', '.join(f'{name}=...' for name in names)})'."
     )
 
 

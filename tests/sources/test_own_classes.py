@@ -43,6 +43,27 @@ class Net(nn.Module):
         return x + self.layers[0](x) + (0 if shift is None else shift)
 
 
+class ModelConfig:
+    def __init__(self, width=8, rows=50):
+        self.width, self.rows = width, rows
+
+
+WIDE = ModelConfig(width=24)
+
+
+class Tied(nn.Module):
+    def __init__(self, config: "ModelConfig", act=None):
+        super().__init__()
+        self.act = act
+        self.words = nn.Embedding(config.rows, config.width)
+        self.head = nn.Linear(config.width, config.rows, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids, key_mask=None):
+        x = self.words(ids)
+        return self.head(torch.tril(x @ x.mT) @ x)
+
+
 class Wraps(nn.Module):
     def __init__(self):
         super().__init__()
@@ -225,10 +246,94 @@ def test_arguments_of_a_class_are_literals(net: Any) -> None:
     loaded = load_model("net.py:Net(16, rows=9)", inputs=INPUTS)
     assert loaded.module.words.weight.shape == (9, 16)
     for text in ("(width=open('x'))", "(8)(9)", "(**{})", "(width=...)", "(", "(rows)"):
-        with pytest.raises(UsageError, match=r"not all literals|neither a file"):
+        with pytest.raises(UsageError, match=r"not all literals|neither a file|there is no"):
             load_model(f"net.py:Net{text}", inputs=INPUTS)
+    for text in ("(ModelConfig(...))", "(ModelConfig(width=Missing()))", "(Missing)"):
+        with pytest.raises(UsageError, match=r"not all literals|there is no 'Missing'"):
+            load_model(f"net.py:Tied{text}", inputs=INPUTS)
     with pytest.raises(UsageError, match=r"'net.py:Mixer\(width=\.\.\.\)'"):
         load_model("net.py:Mixer", inputs=["x=float32[2,5,8]"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("Tied(ModelConfig())", (50, 8)),
+        ("Tied(config=ModelConfig(width=4, rows=9), act=torch.relu)", (9, 4)),
+        ("Tied(ModelConfig(width=2))", (50, 2)),
+        ("Tied(WIDE)", (50, 24)),
+    ],
+)
+def test_arguments_may_be_names_and_classes_of_the_same_file(
+    net: Any, text: str, sizes: tuple[int, int]
+) -> None:
+    loaded = load_model(f"net.py:{text}", inputs=INPUTS[:1])
+    assert loaded.module.words.weight.shape == sizes
+
+
+def test_weights_that_are_drawn_by_an_argument_are_those_of_the_seed(net: Any) -> None:
+    Path("outer.py").write_text(
+        "from net import Mixer\n\n"
+        "class Outer(Mixer):\n"
+        "    def __init__(self, inner):\n"
+        "        super().__init__(8)\n"
+        "        self.qkv = inner.qkv\n"
+    )
+    first, again = (
+        load_model("outer.py:Outer(Mixer(8))", inputs=["x=float32[2,5,8]"]) for _ in range(2)
+    )
+    assert torch.equal(first.module.qkv.weight, again.module.qkv.weight)
+    assert any("--state-dict FILE" in warning for warning in first.warnings)
+
+
+def test_a_config_object_is_filled_into_the_command(net: Any) -> None:
+    torch.save(net.Tied(net.ModelConfig()).state_dict(), "weights.pt")
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_model("weights.pt")
+    line, advice = str(caught.value).splitlines()[-2:]
+    assert '"net.py:Tied(config=ModelConfig())", state_dict="weights.pt"' in line
+    assert advice == (
+        "Check the sizes, which are a guess and add inputs 'key_mask=bool[2,16]' if you use it."
+    )
+    with pytest.raises(UsageError, match=r"as in 'net\.py:Tied\(config=ModelConfig\(\)\)'"):
+        load_model("net.py:Tied", inputs=INPUTS[:1])
+
+
+@pytest.mark.parametrize("left_out", ["head.weight", "words.weight"])
+def test_a_tied_tensor_may_be_left_out_of_a_file(net: Any, left_out: str) -> None:
+    model = net.Tied(net.ModelConfig())
+    weights = dict(model.state_dict())
+    del weights[left_out]
+    torch.save(weights, "weights.pt")
+    loaded = load_model(
+        "net.py:Tied(ModelConfig())", state_dict="weights.pt", inputs=INPUTS[:1]
+    ).module
+    assert torch.equal(loaded.head.weight, model.head.weight)
+    assert loaded.head.weight is loaded.words.weight
+
+
+def test_what_save_model_of_safetensors_wrote_is_taken(net: Any) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = net.Tied(net.ModelConfig())
+    safetensors.save_model(model, "weights.safetensors")
+    loaded = load_model(
+        "net.py:Tied(ModelConfig())", state_dict="weights.safetensors", inputs=INPUTS[:1]
+    )
+    assert torch.equal(loaded.module.head.weight, model.head.weight)
+
+
+def test_two_values_of_a_tied_tensor_do_not_fit(net: Any) -> None:
+    weights = dict(net.Tied(net.ModelConfig()).state_dict())
+    weights["head.weight"] = weights["head.weight"] + 1
+    torch.save(weights, "weights.pt")
+    with pytest.raises(UsageError, match=r"words\.weight and head\.weight are one tensor"):
+        load_model("net.py:Tied(ModelConfig())", state_dict="weights.pt", inputs=INPUTS[:1])
+
+
+def test_weights_of_another_size_than_a_function_returns_name_the_function(net: Any) -> None:
+    torch.save({"other": torch.ones(2)}, "weights.pt")
+    with pytest.raises(UsageError, match=r"Let net\.py:bare return the Mixer that"):
+        load_model("net.py:bare", state_dict="weights.pt", inputs=["x=float32[2,5,8]"])
 
 
 def test_ids_are_rows_of_their_embedding(net: Any) -> None:
