@@ -11,13 +11,15 @@ from linexport.system import signals
 def main() -> None:
     """Run the command line."""
     signals.install()
-    from linexport.system import memory, unread
+    from linexport.system import memory, process_end, unread
 
+    process_end.install()
     unread.install()
     from linexport.cli import main as run
 
     memory.own_process()
-    run()
+    with process_end.exit_code_kept():
+        run()
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def _command(place: str, one: OwnClass, width: int, options: Sequence[str], shap
         *(["fill in what is written as ..."] if "..." in place else []),
         *([f"replace {FILE}"] if place.startswith(FILE) else []),
         *([f"replace {NAME}"] if place.endswith(f":{NAME}") else []),
-        *(["check the sizes, which are a guess"] if one.inputs else []),
+        *(["check the sizes (a guess)"] if one.inputs else []),
         *(
             f"add --input '{name}={_example(name, False, width)}' if you use it"
             for name in one.optional

@@ -293,7 +293,7 @@ def test_a_config_object_is_filled_into_the_command(net: Any) -> None:
     line, advice = str(caught.value).splitlines()[-2:]
     assert '"net.py:Tied(config=ModelConfig())", state_dict="weights.pt"' in line
     assert advice == (
-        "Check the sizes, which are a guess and add inputs 'key_mask=bool[2,16]' if you use it."
+        "Check the sizes (a guess) and add inputs 'key_mask=bool[2,16]' if you use it."
     )
     with pytest.raises(UsageError, match=r"as in 'net\.py:Tied\(config=ModelConfig\(\)\)'"):
         load_model("net.py:Tied", inputs=INPUTS[:1])
