@@ -39,7 +39,8 @@ def _section(command: Any, name: str) -> str:
         for option in options:
             default = "required" if option.required else _code(default_text(option))
             rows.append([_names(option), _plain(option.help), default])
-        parts.append(table([panel, "", "Default"], rows))
+        columns = 3 if any(row[2] for row in rows) else 2
+        parts.append(table([panel, "", "Default"][:columns], [row[:columns] for row in rows]))
     parts.append(f"```text\n{command.epilog}\n```")
     return "\n\n".join(parts)
 
