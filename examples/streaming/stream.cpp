@@ -3,13 +3,16 @@
 //
 //   g++ -std=c++17 stream.cpp -o stream -ldl
 //   ./stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT TOKEN...
+//   ./stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT < VECTORS
+//
+// A model of tokens: the program prints the argmax of the logits after each token, as stream.py does. A
+// model of vectors: it reads the numbers of a step at a time, and prints the output of each as a line.
 //
 // With --operators the nodes of linexport's domain are run by that library, otherwise by the functions
 // they carry; "linexport plugins path cpu" prints its file.
 //
-// manifest.json names the input of tokens, the output of logits with the size of the vocabulary, and for
-// each state its past input, its present output, the value it begins with and its shape. The program
-// prints the argmax of the logits after each token, as stream.py does.
+// manifest.json names the input and the output with their sizes, and for each state its past input, its
+// present output, the value it begins with and its shape.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -49,8 +52,9 @@ struct State {
 };
 
 struct Model {
-  std::string tokens, logits;
-  size_t vocabulary;
+  std::string input, output;
+  size_t taken;  // numbers of a step; 0 for a token
+  size_t given;  // numbers of an output: the size of the vocabulary, or of a vector
   std::vector<State> states;
 };
 
@@ -72,6 +76,14 @@ static State read_state(const Json& entry) {
   return state;
 }
 
+// The fixed last size of a tensor of float32 with so many dimensions.
+static size_t last_size(const Json& entry, size_t dims, const std::string& found) {
+  const std::vector<Json>& shape = entry["shape"].list;
+  const bool usable = entry["dtype"].text == "float32" && shape.size() == dims;
+  if (!usable || !(shape.back().number >= 1 && shape.back().number <= (1 << 24))) refuse(found);
+  return static_cast<size_t>(shape.back().number);
+}
+
 static Model read_model(const std::string& path) {
   std::ifstream file(path);
   if (!file) refuse("it cannot be read");
@@ -86,19 +98,31 @@ static Model read_model(const std::string& path) {
     carried.insert(model.states.back().past);
   }
   for (const Json& input : manifest["inputs"].list) {
-    if (carried.count(input["name"].text)) continue;
-    if (!model.tokens.empty()) refuse("a second input, " + input["name"].text);
-    if (input["dtype"].text != "int64") refuse(input["name"].text + " takes no tokens of int64");
-    model.tokens = input["name"].text;
+    const std::string& name = input["name"].text;
+    if (carried.count(name)) continue;
+    if (!model.input.empty()) refuse("a second input, " + name + ": this program feeds one");
+    model.input = name;
+    if (input["dtype"].text == "int64" && input["shape"].list.size() == 2) continue;
+    model.taken = last_size(input, 3, name + " takes neither tokens nor vectors of float32");
   }
-  const Json& outputs = manifest["outputs"];
-  if (model.tokens.empty() || outputs.list.empty()) refuse("no input of tokens, or no output");
-  const Json& logits = outputs.list[0];
-  const std::vector<Json>& shape = logits["shape"].list;
-  if (logits["dtype"].text != "float32" || shape.empty() || !(shape.back().number >= 1)) refuse("no logits of float32");
-  model.logits = logits["name"].text;
-  model.vocabulary = static_cast<size_t>(shape.back().number);
+  if (model.input.empty() || manifest["outputs"].list.empty()) refuse("no input, or no output");
+  const Json& output = manifest["outputs"].list[0];
+  model.output = output["name"].text;
+  model.given = last_size(output, 3, "no output of float32 for each step");
   return model;
+}
+
+// The numbers of the next step from standard input; false at its end.
+static bool read_vector(std::vector<float>& vector) {
+  for (size_t n = 0; n < vector.size(); ++n) {
+    if (std::scanf("%f", &vector[n]) == 1) continue;
+    if (n || !std::feof(stdin)) {
+      std::fprintf(stderr, "standard input: expected %zu numbers for each step\n", vector.size());
+      std::exit(1);
+    }
+    return false;
+  }
+  return true;
 }
 
 int main(int count, char** arguments) {
@@ -108,8 +132,8 @@ int main(int count, char** arguments) {
     arguments += 2;
     count -= 2;
   }
-  if (count < 4) {
-    std::fprintf(stderr, "usage: stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT TOKEN...\n");
+  if (count < 3) {
+    std::fprintf(stderr, "usage: stream [--operators liblinexport_cpu.so] libonnxruntime.so ARTIFACT [TOKEN...]\n");
     return 2;
   }
   const std::string folder = arguments[2];
@@ -119,6 +143,10 @@ int main(int count, char** arguments) {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s/manifest.json: %s\n", folder.c_str(), error.what());
     return 1;
+  }
+  if (!model.taken && count == 3) {
+    std::fprintf(stderr, "%s takes tokens: give their ids after it\n", folder.c_str());
+    return 2;
   }
   void* library = dlopen(arguments[1], RTLD_NOW);
   if (!library) {
@@ -142,7 +170,7 @@ int main(int count, char** arguments) {
   call<CreateSession>(environment, (folder + "/model.onnx").c_str(), options, &session);
   call<CreateCpuMemoryInfo>(kArena, kDefault, &memory);
 
-  std::vector<const char*> input_names{model.tokens.c_str()}, output_names{model.logits.c_str()};
+  std::vector<const char*> input_names{model.input.c_str()}, output_names{model.output.c_str()};
   std::vector<OrtValue*> inputs{nullptr};
   for (State& state : model.states) {
     input_names.push_back(state.past.c_str());
@@ -153,17 +181,25 @@ int main(int count, char** arguments) {
     inputs.push_back(value);
   }
 
-  const int64_t shape[] = {1, 1};
-  for (int i = 3; i < count; ++i) {
-    int64_t token = std::strtoll(arguments[i], nullptr, 10);
-    call<CreateTensorWithDataAsOrtValue>(memory, &token, sizeof token, shape, size_t{2}, kInt64, &inputs[0]);
+  const int64_t shape[] = {1, 1, static_cast<int64_t>(model.taken)};
+  std::vector<float> vector(model.taken);
+  for (int i = 3; model.taken ? read_vector(vector) : i < count; ++i) {
+    int64_t token = model.taken ? 0 : std::strtoll(arguments[i], nullptr, 10);
+    if (model.taken)
+      call<CreateTensorWithDataAsOrtValue>(memory, vector.data(), vector.size() * sizeof(float), shape, size_t{3},
+                                           kFloat, &inputs[0]);
+    else
+      call<CreateTensorWithDataAsOrtValue>(memory, &token, sizeof token, shape, size_t{2}, kInt64, &inputs[0]);
     std::vector<OrtValue*> outputs(output_names.size(), nullptr);
     call<Run>(session, nullptr, input_names.data(), inputs.data(), inputs.size(), output_names.data(),
               output_names.size(), outputs.data());
     void* data;
     call<GetTensorMutableData>(outputs[0], &data);
-    const float* logits = static_cast<const float*>(data);
-    std::printf("%zu\n", static_cast<size_t>(std::max_element(logits, logits + model.vocabulary) - logits));
+    const float* values = static_cast<const float*>(data);
+    if (model.taken)
+      for (size_t n = 0; n < model.given; ++n) std::printf("%.9g%c", values[n], n + 1 < model.given ? ' ' : '\n');
+    else
+      std::printf("%zu\n", static_cast<size_t>(std::max_element(values, values + model.given) - values));
     release(outputs[0]);
     for (OrtValue* input : inputs) release(input);
     std::copy(outputs.begin() + 1, outputs.end(), inputs.begin() + 1);  // present becomes past

@@ -12,7 +12,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.rewriting import RejectionRecord
 from linexport.report.text import KEPT, amount, count, format_speedup, grouped, others
-from linexport.report.verdict import Check, checks, verdict
+from linexport.report.verdict import HOW_TO_MEASURE, MEASURED, SKIPPED, Check, checks, verdict
 from linexport.system.terminal import printable
 
 STYLES = {"good": "bold green", "bad": "bold red", "open": "yellow", "plain": "bold"}
@@ -39,7 +39,7 @@ def print_summary(manifest: Manifest, console: Console) -> None:
         lines.add_row("Kept", _words(f"{KEPT}{_places(manifest.kept_attention)}"))
     for sentence in _refused(manifest.refused):
         lines.add_row("Refused", _words(sentence, STYLES["open"]))
-    for check in checks(manifest):
+    for check in _shortened(checks(manifest)):
         lines.add_row(check.name, _check(check, marks))
     for warning in grouped(manifest.warnings):
         lines.add_row("Warning", _words(warning, STYLES["open"]))
@@ -48,6 +48,16 @@ def print_summary(manifest: Manifest, console: Console) -> None:
     if rows:
         console.print()
         console.print(_latency(rows))
+
+
+def _shortened(found: Sequence[Check]) -> list[Check]:
+    """Return checks, with one line for measurements of which all were skipped."""
+    skipped = [check for check in found if check.detail == SKIPPED]
+    if len(skipped) < len(MEASURED):
+        return list(found)
+    first = skipped[0]
+    line = Check("Speed", first.anchor, first.tone, first.word, f"nor memory: {HOW_TO_MEASURE}")
+    return [*(check for check in found if check.detail != SKIPPED), line]
 
 
 def _refused(found: Sequence[RejectionRecord]) -> list[str]:

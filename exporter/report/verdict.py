@@ -17,7 +17,9 @@ from linexport.report.text import NO_REASON, amount, count, error, format_speedu
 
 # The harder baseline first: it is the one worth quoting.
 BASELINES = (("plain_export", "a plain export"), ("pytorch", "eager PyTorch"))
-SKIPPED = "it was skipped; linexport bench measures an artifact"
+MEASURED = ("Latency", "Decode", "Memory")
+HOW_TO_MEASURE = "linexport bench measures an artifact"
+SKIPPED = f"it was skipped; {HOW_TO_MEASURE}"
 NOT_IN_SHORT = "it is left out of a short measurement; --bench full has it"
 
 

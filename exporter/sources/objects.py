@@ -11,6 +11,7 @@ Modules are copied first: conversion moves weights to float32, to the CPU and in
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -94,9 +95,15 @@ def with_examples(
     import torch
 
     if not isinstance(source, torch.nn.Module):
+        advice = "Leave them out: other sources bring their examples"
+        if inspect.isfunction(source):
+            advice = (
+                "Call it in the forward of a module and give that; or leave them out, if it "
+                "returns (module, args)"
+            )
         raise UsageError(
             "args, kwargs and dynamic_shapes go with a torch.nn.Module; found "
-            f"{_described(source)}. Leave them out: other sources bring their examples."
+            f"{_described(source)}. {advice}."
         )
     args = (args,) if isinstance(args, torch.Tensor) else args or ()
     if dynamic_shapes is None:

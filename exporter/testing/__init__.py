@@ -10,7 +10,9 @@ Nothing of linexport but this file is imported before a test uses the fixture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,17 @@ def linexport_parity(request: pytest.FixtureRequest, tmp_path: Path) -> ParityTe
     """Return a function that converts a module and fails the test unless the two are equal."""
     marker = request.node.get_closest_marker(NAME)
     return ParityTest(tmp_path, marker.kwargs if marker else {})
+
+
+@contextmanager
+def _without_traces_of_torch() -> Iterator[None]:
+    """Keep torch's structured traces out of pytest's report: messages without a text."""
+    logger = logging.getLogger("torch.__trace")
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = before
 
 
 @dataclass
@@ -116,7 +129,8 @@ class ParityTest:
         result: tuple[Any, ...] = (model, args) if kwargs is None else (model, args, kwargs)
         if dynamic_shapes is not None:
             result = (model, args, kwargs, dynamic_shapes)
-        manifest, found = problems(result, place, wanted)
+        with _without_traces_of_torch():
+            manifest, found = problems(result, place, wanted)
         if found:
             pytest.fail("\n".join(found), pytrace=False)
         return manifest

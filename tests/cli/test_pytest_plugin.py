@@ -98,6 +98,7 @@ def test_failures_name_the_first_layer_token_and_state(tmp_path: Path) -> None:
         "no keyword 'length'; expected one of lengths, batch, tolerance",
     ):
         assert text in outcome
+    assert "torch.__trace" not in outcome
 
 
 def test_tests_with_the_fixture_can_be_left_out(tmp_path: Path) -> None:

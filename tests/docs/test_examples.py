@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from linexport.plugins.cpu import library as cpu
 from tests.support import ROOT
@@ -21,10 +22,22 @@ BAD_MANIFESTS = {
     "[" * 99: "byte 51: expected fewer nested values",
     '{"states": [}': "byte 12: expected a value",
     '{"states": []}': "no entry inputs",
-    '{"states": [], "inputs": [], "outputs": []}': "no input of tokens",
+    '{"states": [], "inputs": [], "outputs": []}': "no input, or no output",
     '{"states": [{"past": "a", "present": "b", "dtype": "float32", "grows": null, "initial": 0, '
     '"shape": ["batch", "x"]}]}': "a has no usable shape",
 }
+
+
+class Layer(torch.nn.Module):
+    """Causal linear attention from vectors to vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return torch.tril(q @ k.mT) @ v
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -77,6 +90,34 @@ def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
         command = [program, library, tmp_path, *TOKENS]
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
         assert done.returncode == 1 and said in done.stderr, (wrong, done.stderr)
+
+
+@pytest.mark.services
+def test_a_layer_of_vectors_streams_in_cpp(tmp_path: Path) -> None:
+    import onnxruntime
+
+    import linexport
+
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
+    program, artifact = tmp_path / "stream", tmp_path / "artifact"
+    run(compiler, "-std=c++17", "stream.cpp", "-o", program, "-ldl", cwd=EXAMPLES / "streaming")
+    made = linexport.convert(
+        Layer(), artifact, args=(torch.randn(2, 16, 8),), bench=False, threads=1
+    ).load()
+    rows = np.random.default_rng(0).standard_normal((1, 9, 8), np.float32)
+    text = "\n".join(" ".join(map(str, row)) for row in rows[0])
+    command = [str(program), str(library), str(artifact)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = np.array([list(map(float, line.split())) for line in done.stdout.splitlines()])
+    np.testing.assert_allclose(printed, made.run(rows)["output"][0], atol=1e-5)
+    done = subprocess.run(command, input="1 2 3", capture_output=True, text=True)
+    assert done.returncode == 1 and "expected 8 numbers for each step" in done.stderr
+    done = subprocess.run([*command[:2], str(artifact / "no")], capture_output=True, text=True)
+    assert done.returncode == 1 and "it cannot be read" in done.stderr
 
 
 @pytest.mark.slow

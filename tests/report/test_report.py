@@ -355,6 +355,15 @@ def test_softmax_attention_that_is_not_proven_to_stream_is_refused(change: str) 
     assert "Kept" not in said
 
 
+def test_measurements_that_were_skipped_are_one_line_on_a_terminal() -> None:
+    said = summary(bare(), width=200)
+    lines = [line for line in said.splitlines() if "linexport bench measures" in line]
+    assert [line.split()[0] for line in lines] == ["Speed"]
+    assert not any(line.startswith(("Latency", "Decode", "Memory")) for line in said.splitlines())
+    measured = [line.split()[0] for line in summary(sample(), width=200).splitlines() if line]
+    assert {"Latency", "Decode", "Memory"} <= set(measured) and "Speed" not in measured
+
+
 def test_missing_sections_say_so() -> None:
     text = Page(render_html(bare())).text
     assert text.count("not measured: it was skipped") == 3

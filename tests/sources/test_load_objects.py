@@ -167,6 +167,8 @@ def test_anything_else_is_refused_with_the_ways_in(source: Any, words: str, tmp_
 
 
 def test_examples_go_with_a_module(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Call it in the forward of a module and give that"):
+        linexport.convert(lambda x: x, args=(torch.ones(2, 3),))
     with pytest.raises(UsageError, match=r"go with a torch.nn.Module; found .* type str"):
         linexport.convert("model.pt", tmp_path / "artifact", args=(example(),))
     with pytest.raises(UsageError, match="loads the model in another process"):
