@@ -15,9 +15,11 @@ def main() -> None:
 
     process_end.install()
     unread.install()
+    from linexport import option_names
     from linexport.cli import main as run
 
     memory.own_process()
+    option_names.own_process()
     with process_end.exit_code_kept():
         run()
 

@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -54,7 +55,11 @@ _OPTION = re.compile(
     r"|(?<![\w-])(?P<flag>--[a-z][a-z-]*)(?P<value> [a-z0-9][a-z0-9-]*\b)?"
 )
 
-_as_flags = [False]
+_as_flags: ContextVar[bool | None] = ContextVar("as_flags", default=None)
+"""Whether this thread shows flags; None: as its process does."""
+
+_programs: list[bool] = []
+"""Not empty where the process is the command line, all threads of which show flags."""
 
 
 def add_keyword(flag: str, keyword: Keyword) -> None:
@@ -62,20 +67,26 @@ def add_keyword(flag: str, keyword: Keyword) -> None:
     _KEYWORDS[flag] = keyword
 
 
+def own_process() -> None:
+    """Say that this process is the command line: all its threads show flags."""
+    _programs.append(True)
+
+
 @contextmanager
 def shown_as_flags() -> Iterator[None]:
-    """Show options in messages as the command line has them."""
-    before = _as_flags[0]
-    _as_flags[0] = True
+    """Show options in messages of this thread as the command line has them."""
+    before = _as_flags.set(True)
     try:
         yield
     finally:
-        _as_flags[0] = before
+        _as_flags.reset(before)
 
 
 def shown(message: str) -> str:
     """Return a message, which names flags, for whoever reads it."""
-    return message if _as_flags[0] else _OPTION.sub(_in_python, message)
+    here = _as_flags.get()
+    flags = bool(_programs) if here is None else here
+    return message if flags else _OPTION.sub(_in_python, message)
 
 
 def _in_python(found: re.Match[str]) -> str:

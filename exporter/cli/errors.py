@@ -27,11 +27,20 @@ from linexport.errors import (
 )
 from linexport.option_names import shown_as_flags
 from linexport.system import signals
+from linexport.system.install import pip_install_here
 from linexport.system.json_object import JsonObject
 from linexport.system.room import FULL, MAKE_ROOM
 from linexport.system.time_limit import limited
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
+
+ESSENTIAL = {
+    "torch": "PyTorch",
+    "onnxscript": "onnxscript",
+    "onnx_graphsurgeon": "onnx-graphsurgeon",
+    "jinja2": "Jinja2",
+}
+"""Modules that artifacts are opened and run without, by which an installation may be small."""
 
 _stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
 """Where JSON goes. Whatever else is printed meanwhile, by the user's model say, goes elsewhere."""
@@ -75,6 +84,13 @@ def _guarded(json_output: bool) -> Iterator[None]:
             _fail(message, EnvironmentProblemError.exit_code, json_output)
         if os.environ.get(TRACEBACKS):
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name in ESSENTIAL:
+            _fail(
+                f"This needs {ESSENTIAL[error.name]}, which is not installed. Run "
+                f"{pip_install_here()}, which installs it.",
+                EnvironmentProblemError.exit_code,
+                json_output,
+            )
         first = (str(error).strip() or "no message").splitlines()[0]
         if type(error).__module__.startswith("onnxruntime"):
             _fail(

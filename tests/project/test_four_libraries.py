@@ -34,11 +34,17 @@ whole = artifact.run(x)["output"]
 with artifact.stream() as stream:
     pieces = [stream.step(part)["output"] for part in (x[:, :2], x[:, 2:3], x[:, 3:])]
 np.testing.assert_allclose(np.concatenate(pieces, 1), whole, atol=1e-5)
-print("equal")
+found = linexport.inspect(sys.argv[2]).ops
+print("equal", any(op.attributes.get("feature_map") or op.op == "FeatureMap" for op in found))
 """
 
 
 def test_an_artifact_runs_by_four_libraries(converted: Callable[..., Path]) -> None:
-    command = [sys.executable, "-c", RUN, str(converted("small"))]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        *map(str, (converted("small"), converted("language_model"))),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "equal\n", done.stderr
+    assert done.stdout == "equal True\n", done.stderr

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 import linexport
+from linexport import option_names
 from linexport.errors import UsageError
 from linexport.manifest.options import ConvertOptions, command, declared, defaults
 from linexport.option_names import shown, shown_as_flags
@@ -46,6 +48,35 @@ def test_an_error_names_options_as_its_reader_has_them(flags: str, keywords: str
     with shown_as_flags():
         assert str(UsageError(flags)) == flags
     assert str(UsageError(flags)) == keywords
+
+
+def test_a_thread_shows_options_as_its_own_reader_has_them() -> None:
+    """A notebook's conversion goes on while a command runs in another thread."""
+    found, inside, read = [], threading.Event(), threading.Event()
+
+    def command() -> None:
+        with shown_as_flags():
+            inside.set()
+            assert read.wait(10)
+            found.append(shown("Pass --overwrite."))
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    assert inside.wait(10)
+    found.append(shown("Pass --overwrite."))
+    read.set()
+    thread.join()
+    assert found == ["Pass overwrite=True.", "Pass --overwrite."]
+
+
+def test_all_threads_of_the_command_line_show_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(option_names, "_programs", [])
+    found: list[str] = []
+    option_names.own_process()
+    thread = threading.Thread(target=lambda: found.append(shown("Pass --overwrite.")))
+    thread.start()
+    thread.join()
+    assert found == ["Pass --overwrite."]
 
 
 def test_every_option_of_convert_has_its_keyword() -> None:
