@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -103,13 +104,13 @@ def converted(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         out = Path(work, "out")
         command = [sys.executable, "-m", "linexport", "convert", f"{__file__}:{name}", "-o", out]
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), _processor()
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as run:
             assert run.stderr is not None
             first = run.stderr.readline()
             begun = time.perf_counter() - start
             rest = run.stderr.read().decode()
-        total = time.perf_counter() - start
+        total, busy = time.perf_counter() - start, _processor() - busy
         if run.returncode:
             raise SystemExit(f"{name}: exit code {run.returncode}\n{first.decode()}{rest}")
         manifest = json.loads((out / "manifest.json").read_text())
@@ -119,7 +120,14 @@ def converted(name: str) -> dict[str, Any]:
         seconds[part] = sum(taken.pop(stage, 0.0) for stage in stages)
     seconds |= taken
     seconds["report"] = total - sum(seconds.values())
-    return {"total": round(total, 1), "parts": {n: round(s, 1) for n, s in seconds.items()}}
+    parts = {part: round(taken, 1) for part, taken in seconds.items()}
+    return {"total": round(total, 1), "processor_seconds": round(busy, 1), "parts": parts}
+
+
+def _processor() -> float:
+    """Return the seconds that processors have worked for processes which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def median_of(name: str, repeats: int) -> dict[str, Any]:
