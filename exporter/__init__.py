@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from linexport import errors
     from linexport.artifact import Artifact, NGramDraft, Stream, load
     from linexport.conversion.build import build
     from linexport.conversion.pipeline import convert
@@ -47,6 +48,7 @@ __all__ = [
     "compare_maps",
     "convert",
     "debug",
+    "errors",
     "inspect",
     "linearize",
     "load",
@@ -78,10 +80,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'linexport' has no attribute {name!r}")
     import importlib
 
+    if name == "errors":
+        return importlib.import_module("linexport.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'linexport' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -113,15 +113,15 @@ def convert(
         target: Where it will run.
         precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
         weights: For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; or
-            auto, 4 or 8 bits for each weight until --max-kld holds.
+            auto, 4 or 8 bits for each weight until max_kld holds.
         data: Text to choose values by and to compare on: a UTF-8 file, or a folder of .txt files.
             Without it, the source of Python's standard library.
         max_kld: Largest mean KL divergence from the float32 model, in nats. More is exit code 3.
-        evaluate: For --weights in fewer bits: a score of an opened artifact,
-            package.module:evaluate, measured on the float32 one and on the new one.
-        lower_is_better: The score of --evaluate is a loss.
-        max_drop: With --evaluate: by how much the score may get worse. More is exit code 3.
-        proof: With --weights int4 or int8, of a Hugging Face folder: whole compares the whole
+        evaluate: For weights in fewer bits: a score of an opened artifact, package.module:evaluate,
+            measured on the float32 one and on the new one.
+        lower_is_better: The score of evaluate is a loss.
+        max_drop: With evaluate: by how much the score may get worse. More is exit code 3.
+        proof: With weights="int4" or int8, of a Hugging Face folder: whole compares the whole
             float32 model with the original; layers compares one layer at a time, which takes less
             memory. By default layers where memory is short, else whole.
         inline: Write no ONNX functions, and a shape for every value, for runtimes that need that.
@@ -142,9 +142,9 @@ def convert(
             of its hidden states. mean is over tokens that are not padding; last is the last of
             these, cls the first.
         vision: Export the vision tower of a checkpoint that has one; the model then takes images.
-            Engines and --proof layers take text alone.
+            Engines and proof="layers" take text alone.
         mtp: Export the head for multi-token prediction of a checkpoint that has one, for generate
-            --draft mtp. Engines and --proof layers take none.
+            --draft mtp. Engines and proof="layers" take none.
         dims: Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.
         tune: Choose lowerings by measuring them on this machine.
         bench: short measures latency at two lengths, full at four, and peak memory; none
@@ -154,7 +154,7 @@ def convert(
         seed: Seed of all random inputs; recorded.
         dump_passes: New folder for the graph before and after each pass that changes it, with a
             readable difference.
-        stop_after: With --dump-passes: name of the last pass to run. No artifact is made.
+        stop_after: With dump_passes: name of the last pass to run. No artifact is made.
         overwrite: Replace an earlier artifact once this one is complete.
         trust_remote_code: Run the Python code in a Hugging Face model folder. It can do whatever
             you can.
@@ -163,9 +163,9 @@ def convert(
         revision: Commit, branch or tag of such a model, fetched or in the cache.
         isolated: Convert in a process of its own, without network, that reads and writes nothing
             else; a crash is an error. For models of strangers.
-        max_memory: For --isolated: GiB of memory it may take.
-        max_seconds: For --isolated: seconds it may take.
-        max_file: For --isolated: GiB of each file it may write.
+        max_memory: For isolated=True: GiB of memory it may take.
+        max_seconds: For isolated=True: seconds it may take.
+        max_file: For isolated=True: GiB of each file it may write.
         progress: shown the stages.
 
     Returns:

@@ -5,7 +5,7 @@ Numbers that are not finite are None: JSON has no way to write them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -209,10 +209,10 @@ class ParityRecord:
     lengths: tuple[int, ...]
     tolerance: ToleranceRecord
     smallest_denominator: DenominatorRecord | None
-    cases: tuple[CaseRecord, ...]
+    cases: tuple[CaseRecord, ...] = field(repr=False)
     greedy: GreedyRecord | None
     first_divergence: DivergenceRecord | None
-    histogram: HistogramRecord
+    histogram: HistogramRecord = field(repr=False)
     layers: tuple[LayerRecord, ...] = ()
     padded_original: float | None = None
 

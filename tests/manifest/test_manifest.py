@@ -26,6 +26,7 @@ from linexport.manifest import (
     schema,
     to_json,
 )
+from linexport.option_names import shown
 
 
 def test_the_published_schema_is_current() -> None:
@@ -173,7 +174,7 @@ def test_the_signature_and_the_docstring_of_convert_have_every_option() -> None:
     assert own == list(options.defaults())
     text = " ".join(str(linexport.convert.__doc__).split())
     for name, option in options.declared().items():
-        assert f"{name}: {option.help}" in text
+        assert f"{name}: {shown(option.help)}" in text
     with pytest.raises(TypeError, match="typo"):
         linexport.convert("a", "b", typo=1)
 
