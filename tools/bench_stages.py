@@ -155,9 +155,12 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3)
     measurement.add_option(options)
     given = options.parse_args()
-    rows = [median_of(name, given.repeats) for name in given.sizes or SIZES]
-    load = round(os.getloadavg()[2], 1)
-    measurement.write(given.json, {"repeats": given.repeats, "load_average": load, "sizes": rows})
+    rows = []
+    for name in given.sizes or SIZES:
+        rows.append(median_of(name, given.repeats))
+        load = round(os.getloadavg()[2], 1)
+        found = {"repeats": given.repeats, "load_average": load, "sizes": rows}
+        measurement.write(given.json, found)  # what is there, where a later size is not waited for
 
 
 if __name__ == "__main__":

@@ -28,6 +28,16 @@ WIDEST = 110
 class PanelCommand(TyperCommand):
     """A command with this help."""
 
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        for param in self.params:  # as an error names it
+            if param.param_type_name == "argument" and param.name:
+                param.metavar = param.name.upper()
+
+    def get_usage(self, ctx: Any) -> str:
+        """Return the line of the help, for errors."""
+        return f"Usage: {usage(self, ctx.command_path)}"
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
         _print(self, ctx)
@@ -35,6 +45,10 @@ class PanelCommand(TyperCommand):
 
 class PanelGroup(TyperGroup):
     """A group of commands with this help."""
+
+    def get_usage(self, ctx: Any) -> str:
+        """Return the line of the help, for errors."""
+        return f"Usage: {usage(self, ctx.command_path)}"
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""

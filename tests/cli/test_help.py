@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -215,3 +216,16 @@ def test_messages_have_no_colour_where_users_want_none(
     output.echo("Error: ", fg="red", bold=True, err=True)
     written = capsys.readouterr().err
     assert written == ("Error: \n" if value else "\x1b[31m\x1b[1mError: \x1b[0m\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("convert",), ("convert", "x", "--nonsense"), ("plugins", "path")]
+)
+def test_a_mistake_shows_the_usage_of_the_help(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "linexport", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shown = [sys.executable, "-m", "linexport", *words[: 1 + (words[0] == "plugins")], "--help"]
+    first = subprocess.run(shown, capture_output=True, text=True).stdout.splitlines()[0]
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].strip() == first.strip()
+    assert "Missing argument" not in done.stderr or re.search("argument '[A-Z]+'", done.stderr)
