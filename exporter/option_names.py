@@ -56,7 +56,7 @@ _OPTION = re.compile(
 )
 
 _as_flags: ContextVar[bool | None] = ContextVar("as_flags", default=None)
-"""Whether this thread shows flags; None: as its process does."""
+"""Choice of this thread: flags or keywords; None: as its process does."""
 
 _programs: list[bool] = []
 """Not empty where the process is the command line, all threads of which show flags."""

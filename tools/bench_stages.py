@@ -41,7 +41,7 @@ class Size:
 SIZES = {
     "layer": Size(1, 256),
     "small": Size(12, 256, 256),
-    "large": Size(12, 768, 50_257),
+    "large": Size(12, 512, 32_000),
 }
 
 PARTS = {
