@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OPTION = re.compile(r"<code>(--?[a-z][a-z-]*)</code>")
+_CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Mark every option of a page; called by mkdocs."""
-    return _OPTION.sub(r'<code class="option">\1</code>', content)
+    """Mark every option in the code of a page; called by mkdocs."""
+    return _CODE.sub(
+        lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), content
+    )
