@@ -91,6 +91,7 @@ def convert(
     trust_remote_code: bool = False,
     download: bool = False,
     revision: str | None = None,
+    stand_ins: bool = False,
     isolated: bool = False,
     max_memory: int | None = None,
     max_seconds: int | None = None,
@@ -161,6 +162,8 @@ def convert(
         download: Fetch a model that is named as on the Hugging Face hub, org/model: configuration,
             tokenizer and safetensors, no code. The manifest records the commit.
         revision: Commit, branch or tag of such a model, fetched or in the cache.
+        stand_ins: For file.py:Class: where its code imports mamba_ssm, causal_conv1d, fla or an
+            extension for selective scans that is not installed, compute their kernels in PyTorch.
         isolated: Convert in a process of its own, without network, that reads and writes nothing
             else; a crash is an error. For models of strangers.
         max_memory: For isolated=True: GiB of memory it may take.

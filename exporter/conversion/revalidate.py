@@ -329,7 +329,9 @@ def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> Lo
         seed=options.seed,
         trust_remote_code=trust_remote_code,
         **(
-            options.loading if source in (None, recorded.location) else {"pooling": options.pooling}
+            options.loading
+            if source in (None, recorded.location)
+            else {"pooling": options.pooling, "stand_ins": options.stand_ins}
         ),
         vision=manifest.vision is not None,
         mtp=manifest.mtp is not None,

@@ -173,6 +173,7 @@ def _manifest(
             *_length_warnings(original),
             *_warnings(fused),
         ),
+        kernels=loaded.kernels,
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
         states=tuple(s.record() for s in states_of(original, model)),

@@ -291,6 +291,13 @@ class ConvertOptions:
         Panel.INPUT,
         "Commit, branch or tag of such a model, fetched or in the cache.",
     )
+    stand_ins: bool = _option(
+        False,
+        "--stand-ins",
+        Panel.INPUT,
+        "For file.py:Class: where its code imports mamba_ssm, causal_conv1d, fla or an extension "
+        "for selective scans that is not installed, compute their kernels in PyTorch.",
+    )
     isolated: bool = _option(
         False,
         "--isolated",
@@ -333,7 +340,12 @@ class ConvertOptions:
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of ``load_model`` that give the same model again."""
-        return {"pooling": self.pooling, "state_dict": self.state_dict, "inputs": self.inputs}
+        return {
+            "pooling": self.pooling,
+            "state_dict": self.state_dict,
+            "inputs": self.inputs,
+            "stand_ins": self.stand_ins,
+        }
 
 
 def _declare() -> None:

@@ -83,6 +83,29 @@ class InputRecord(TensorRecord):
     default: int | None = None
 
 
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel of a GPU library that the original calls, and what stood in for it.
+
+    Attributes:
+        name: the function, package.module.name.
+        package: its package with its version; without one where linexport stands in for the whole
+            package.
+        stand_in: function of linexport that was called in its place.
+        formula: what that computes.
+        reference: function of the library in plain PyTorch that it was compared with; "" without.
+        error: largest difference from that on the example, relative to the largest value; None
+            where there was nothing to compare with.
+    """
+
+    name: str
+    package: str
+    stand_in: str
+    formula: str
+    reference: str = ""
+    error: float | None = None
+
+
 BUFFER = "Buffer"
 """Name in place of an op: of a buffer that the model's own code writes in each call."""
 
@@ -341,6 +364,7 @@ class Manifest:
             linexport's rows of one length; None where the two are one.
         token_flow: what its nodes do along the tokens; None for a model without states, and for
             artifacts that were made before that was known.
+        kernels: those of GPU libraries that were stood in for while the original ran.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -393,6 +417,7 @@ class Manifest:
     mtp: PredictorRecord | None = None
     packed: PackedRecord | None = None
     token_flow: TokenFlowRecord | None = None
+    kernels: tuple[KernelRecord, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Manifest of {self.artifact!r}: {self.status}, {self.summary}>"

@@ -63,16 +63,11 @@ def _groups(x: Tensor) -> Tensor:
     return x.transpose(1, 2).unsqueeze(2) if x.dim() == 3 else x.permute(0, 3, 1, 2)
 
 
-def _of_package(
+def of_package(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, *rest: Any, **options: Any
 ) -> Any:
-    """Stands in for ``selective_scan_ref`` and ``selective_scan_fn``, in the dtype of u."""
-    if A.is_complex() or B.dim() < 3 or C.dim() < 3:
-        raise UnsupportedModelError(
-            "A selective scan of mamba-ssm has complex rates, or a B or C that is the same for all "
-            f"tokens (A {A.dtype}, B of {B.dim()} and C of {C.dim()} dimensions). Expected real "
-            "rates, and B and C of (batch, states, tokens): expand them along the tokens."
-        )
+    """Stand in for ``selective_scan_ref`` and ``selective_scan_fn``, in the dtype of u."""
+    refuse_fixed(A, B, C)
     dtype = u.dtype
     u, delta, A, B, C = (x.float() if x.itemsize < 4 else x for x in (u, delta, A, B, C))
     found = selective_scan(u, delta, A, B, C, *rest, **options)
@@ -82,12 +77,30 @@ def _of_package(
     return output.to(dtype), state.squeeze(-1)
 
 
+def refuse_fixed(A: Tensor, B: Tensor, C: Tensor) -> None:
+    """Refuse a scan that is no selective one.
+
+    Raises:
+        UnsupportedModelError: its rates are complex, or B or C is the same for all tokens.
+    """
+    if A.is_complex() or B.dim() < 3 or C.dim() < 3:
+        raise UnsupportedModelError(
+            "A selective scan of mamba-ssm has complex rates, or a B or C that is the same for all "
+            f"tokens (A {A.dtype}, B of {B.dim()} and C of {C.dim()} dimensions). Expected real "
+            "rates, and B and C of (batch, states, tokens): expand them along the tokens."
+        )
+
+
 PATCH = Patch(
     swaps=(Swap("mamba_selective_scan", selective_scan),),
     families=("falcon_mamba", "jamba", "mamba", "zamba"),
 )
 
-FUNCTIONS = tuple(
-    Function("mamba_ssm.ops.selective_scan_interface", name, _of_package, "mamba-ssm 2.2.4")
-    for name in ("selective_scan_ref", "selective_scan_fn")
+FUNCTIONS = (
+    Function(
+        "mamba_ssm.ops.selective_scan_interface",
+        "selective_scan_ref",
+        of_package,
+        "mamba-ssm 2.2.4",
+    ),
 )

@@ -11,13 +11,14 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch import nn
 
+from linexport.patches import gpu_kernels
 from linexport.system.untyped import LibraryObject, TorchCallable
 
 __all__ = ["Function", "as_ops", "replaced", "swapped"]
@@ -49,9 +50,11 @@ def functions() -> tuple[Function, ...]:
     return tuple(f for module in modules for f in getattr(module, "FUNCTIONS", ()))
 
 
-def as_ops(model: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def as_ops(model: nn.Module) -> Iterator[None]:
     """Swap functions of packages that are imported for linexport's ops."""
-    return swapped(functions(), model)
+    with swapped(functions(), model), gpu_kernels.traced():
+        yield
 
 
 @contextmanager

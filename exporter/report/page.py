@@ -118,6 +118,7 @@ def _described(manifest: Manifest) -> dict[str, object]:
         "not_built": manifest.not_built,
         "tuned": tables.any_tuned(manifest),
         "kept": tables.kept(manifest),
+        "kernels": tables.kernels(manifest),
         "rejected": tables.rejected(manifest),
         "nodes": {
             "before": count(nodes.exported),

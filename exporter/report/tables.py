@@ -16,6 +16,7 @@ from linexport.report.text import (
     NO_REASON,
     amount,
     count,
+    error,
     moment,
     shape,
     target_name,
@@ -219,6 +220,22 @@ def kept(manifest: Manifest) -> Table | None:
         for one in manifest.kept_attention
     ]
     return make_table(f"Kept: {KEPT}", ["Where", "Line"], rows)
+
+
+def kernels(manifest: Manifest) -> Table | None:
+    """Table of the GPU libraries' kernels that were stood in for while the original ran."""
+    return make_table(
+        "Kernels of GPU libraries, computed in PyTorch where the original ran",
+        ("Kernel", "Computed as", "Difference from the library's own reference"),
+        [
+            [
+                Cell(one.name, note=one.package, tone="code"),
+                Cell(one.formula, note=one.stand_in),
+                Cell(ABSENT) if one.error is None else Cell(error(one.error), note=one.reference),
+            ]
+            for one in manifest.kernels
+        ],
+    )
 
 
 def interface(manifest: Manifest) -> Table | None:

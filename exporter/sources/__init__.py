@@ -37,6 +37,7 @@ def load_model(
     mtp: bool = True,
     state_dict: str | Path | None = None,
     inputs: Iterable[str] = (),
+    stand_ins: bool = False,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
@@ -59,6 +60,8 @@ def load_model(
         mtp: take the head for multi-token prediction of such a model as well, where it has one.
         state_dict: file of weights for the module of a function or class.
         inputs: example inputs of such a module, ``NAME=DTYPE[SIZES]``.
+        stand_ins: make packages of GPU libraries that code of a function or class imports and that
+            are not installed.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -90,7 +93,12 @@ def load_model(
             from linexport.sources.factory import load_factory
 
             return load_factory(
-                str(source), seed=seed, whole=whole, state_dict=state_dict, inputs=inputs
+                str(source),
+                seed=seed,
+                whole=whole,
+                state_dict=state_dict,
+                inputs=inputs,
+                stand_ins=stand_ins,
             )
         _check_own(source, state_dict, inputs)
         from linexport.sources.hugging_face.hub import cached_folder, is_hub_name, pinned

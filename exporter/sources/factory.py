@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.errors import LinexportError, UsageError
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.patches import gpu_kernels
+from linexport.patches.gpu_kernels import absent
 from linexport.sources import example_inputs
 from linexport.sources.callables import find_callable, user_code, without_arguments
 from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repeat_ones_where
@@ -51,6 +54,7 @@ def load_factory(
     whole: bool = False,
     state_dict: str | Path | None = None,
     inputs: Iterable[str] = (),
+    stand_ins: bool = False,
 ) -> LoadedModel:
     """Call the function or class that `source` names.
 
@@ -61,6 +65,7 @@ def load_factory(
         whole: a model of transformers as one plain module; see ``load_model``.
         state_dict: file of weights for the module.
         inputs: example inputs of a module that comes without any; see ``example_inputs``.
+        stand_ins: make packages of GPU libraries that are not installed; see ``absent``.
 
     Returns:
         The module in eval mode with its examples. Examples of size 1 in dims chosen here are
@@ -74,10 +79,8 @@ def load_factory(
     import torch
 
     given = example_inputs.parse(inputs)
-    factory = find_callable(
-        source, "a class of a module, or a function that returns (module, args)"
-    )
-    result = call(factory, source, seed)
+    made = absent.KNOWN if stand_ins else absent.needed()
+    factory, result, missed = _built(source, seed, made)
     module = result[0] if isinstance(result, tuple) and result else result
     if state_dict is not None and isinstance(module, torch.nn.Module):
         from linexport.sources.state_dicts import load_weights
@@ -89,12 +92,56 @@ def load_factory(
                 f"{source} returns example inputs with its module. Leave out --input, or return "
                 "the module alone."
             )
-        return load_module(result, source, whole=whole)
+        with _saying(missed):
+            return load_module(result, source, whole=whole)
     given_model, ranges = _with_inputs(result.eval(), given, source, seed, state_dict)
-    loaded = load_module(given_model, source, whole=whole)
+    with _saying(missed):
+        loaded = load_module(given_model, source, whole=whole)
     if state_dict is None and isinstance(getattr(factory, "func", factory), type):
         loaded = replace(loaded, warnings=(*loaded.warnings, RANDOM_WEIGHTS))
     return replace(loaded, integer_ranges={**loaded.integer_ranges, **ranges})
+
+
+def _built(
+    source: str, seed: int, made: Collection[str]
+) -> tuple[Callable[..., Any], Any, Collection[str]]:
+    """Return the function or class that a source names, what it gives, and packages that lack.
+
+    Args:
+        source: as above.
+        seed: of random numbers.
+        made: packages of GPU libraries, and their extensions, that are made where they lack.
+
+    Raises:
+        UsageError: see ``load_factory``.
+    """
+    use = "a class of a module, or a function that returns (module, args)"
+    with absent.standing_in(made) as missed:
+        try:
+            factory = find_callable(source, use)
+            return factory, call(factory, source, seed), missed
+        except UsageError as error:
+            if not missed:
+                raise
+            failed = error
+    if missed <= absent.EXTENSIONS:  # of which none is published for a machine without a GPU
+        return _built(source, seed, {*made, *missed})
+    with _saying(missed):
+        raise failed
+
+
+@contextmanager
+def _saying(missed: Collection[str]) -> Iterator[None]:
+    """Add to an error what to do where a model's code looked for GPU libraries in vain."""
+    try:
+        yield
+    except (UsageError, UnsupportedModelError) as error:
+        if not missed:
+            raise
+        raise type(error)(
+            f"{error}\nIts code imports {', '.join(sorted(missed))}, which is not installed: "
+            "--stand-ins computes kernels of GPU libraries in PyTorch."
+        ) from error
 
 
 def call(factory: Callable[[], object], name: str, seed: int) -> Any:
@@ -224,7 +271,9 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         except Exception as error:
             raise failure(error, location, "token ids, whole and in pieces with a cache") from error
     check_finite(named_tensors(module), location)
-    written = run_once(module, given.args, given.kwargs, location).buffers
+    gpu_kernels.install(module)
+    with gpu_kernels.recorded() as kernels:
+        written = run_once(module, given.args, given.kwargs, location).buffers
     buffers, one_batch = _carried(given, written, location)
     chosen = _dims(given, lambda examples: runs(module, *given.split(examples)), one_batch)
     args, kwargs = given.split(chosen.args)
@@ -238,6 +287,7 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         integer_ranges=table_rows(module, args, kwargs),
         warnings=(*chosen.warnings, *warnings, *changed),
         unclear_dims=chosen.unclear,
+        kernels=tuple(kernels.values()),
     )
     return carrying(loaded, buffers) if buffers else loaded
 

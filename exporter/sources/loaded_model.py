@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from linexport.graph.dims import DimRange, Shape
 from linexport.graph.states import State
-from linexport.manifest.records import HeadName
+from linexport.manifest.records import HeadName, KernelRecord
 from linexport.system.untyped import DynamicShapes, Keywords, Positional
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ class LoadedModel:
         patched: a context to trace ``module`` in; None: functions of its packages are swapped.
         unread: why the states that the model's library keeps could not be read, so that it is
             traced as any module is; "" where they were, or where there are none.
+        kernels: those of GPU libraries that are stood in for while the module runs.
         whole: the model without states, to be traced where ``decode_module`` cannot be, since its
             library lacks what linexport replaces there.
     """
@@ -198,6 +199,7 @@ class LoadedModel:
     files: tuple[Path, ...] = ()
     vision: VisionTower | None = None
     predictor: LoadedModel | None = None
+    kernels: tuple[KernelRecord, ...] = ()
     patched: Callable[[], AbstractContextManager[object]] | None = None
     unread: str = ""
     whole: LoadedModel | None = None

@@ -16,7 +16,7 @@ import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.models import torch_ops
-from linexport.patches import applied, modeling_files
+from linexport.patches import applied, gpu_kernels, modeling_files
 from linexport.patches.own_scans import own_scans
 from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
@@ -166,8 +166,17 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
 @contextlib.contextmanager
 def _patched(model: torch.nn.Module) -> Iterator[None]:
     """Swap functions of packages, and of layers of libraries that a model is made of."""
-    with applied(modeling_files(model, known=True)), as_ops(model):
+    files, shorter = modeling_files(model, known=True), sizes.comparing_by(_chooses_kernel)
+    with applied(files), as_ops(model), shorter:
         yield
+
+
+def _chooses_kernel(size: torch.SymInt, number: int, file: str) -> bool:
+    """Return whether a comparison of lengths chooses between kernels that compute the same.
+
+    A GPU library takes its recurrent kernel up to 64 tokens, say, and that in chunks above.
+    """
+    return number > 1 and gpu_kernels.is_of_library(file)
 
 
 def _by_parameter(

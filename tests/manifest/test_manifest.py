@@ -132,6 +132,7 @@ OTHER: dict[str, Any] = {
     "trust_remote_code": True,
     "download": True,
     "revision": "a revision",
+    "stand_ins": True,
     "vision": False,
     "mtp": False,
     "isolated": True,

@@ -159,19 +159,18 @@ def counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
 
 
 @contextmanager
-def comparing_by(known: Callable[[torch.SymInt, int], bool]) -> Iterator[None]:
+def comparing_by(known: Callable[[torch.SymInt, int, str], bool]) -> Iterator[None]:
     """Compare sizes with numbers by their hints where a function says so, outside of torch's code.
 
     Args:
-        known: of a size and a number.
+        known: of a size, a number and the file whose code compares them.
     """
     saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
 
     def comparing(name: str) -> Callable[[torch.SymInt, object], object]:
         def compare(size: torch.SymInt, number: object) -> TorchInternal:
-            caller = getattr(inspect.currentframe(), "f_back", None)
-            in_torch = caller is not None and caller.f_code.co_filename.startswith(TORCH)
-            if not in_torch and type(number) is int and known(size, number):
+            file = _caller()
+            if type(number) is int and not file.startswith(TORCH) and known(size, number, file):
                 return getattr(operator, name)(hint(size), number)
             return saved[name](size, number)
 
@@ -184,3 +183,11 @@ def comparing_by(known: Callable[[torch.SymInt, int], bool]) -> Iterator[None]:
     finally:
         for name, function in saved.items():
             setattr(torch.SymInt, name, function)
+
+
+def _caller() -> str:
+    """Return the file of the code that called this one, through other functions of this file."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename

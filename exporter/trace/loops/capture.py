@@ -167,7 +167,7 @@ def few_steps(chunk: int = 1) -> Iterator[Marks]:
         counted.append(size)
         return number
 
-    def is_last(size: torch.SymInt, number: int) -> bool:
+    def is_last(size: torch.SymInt, number: int, _file: str) -> bool:
         # ``if t == x.shape[1] - 1``: torch takes it that the number of the step is that of all
         # lengths. A size that a loop has counted to is compared as it is in the example.
         own = sizes.symbols(size)

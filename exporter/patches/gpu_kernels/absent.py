@@ -1,0 +1,130 @@
+"""Packages that are not installed, or that have no compiled part here, made of linexport's kernels.
+
+    extensions  selective_scan_cuda, ...            compiled for a GPU; mamba_ssm needs one
+    packages    mamba_ssm, causal_conv1d, fla       their kernels and some of their layers
+
+A finder behind Python's own makes them, so that what is installed is found first. A name that is
+not here is an import error, as without the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from linexport.patches.gpu_kernels import MARK, GpuKernel, kernels, run
+from linexport.patches.gpu_kernels.extensions import EXTENSIONS, NEEDED_BY
+from linexport.patches.gpu_kernels.layers import LAYERS
+
+__all__ = ["EXTENSIONS", "KNOWN", "needed", "standing_in"]
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "mamba_ssm": (
+        "ops.selective_scan_interface",
+        "ops.triton.layernorm",
+        "ops.triton.layer_norm",
+        "ops.triton.layernorm_gated",
+        "ops.triton.ssd_combined",
+        "modules.mamba_simple",
+        "modules.mamba2",
+    ),
+    "causal_conv1d": ("causal_conv1d_interface",),
+    "fla": ("ops", "modules"),
+}
+"""Modules of a package that is not installed."""
+
+OPEN = ("fla.ops.", "fla.modules.")
+"""Packages whose modules may have any name, as they change from release to release."""
+
+KNOWN = frozenset((*PACKAGES, *EXTENSIONS))
+"""Everything that can be made."""
+
+
+def needed() -> frozenset[str]:
+    """Return extensions that an installed package cannot be imported without."""
+    return frozenset(e for e, p in NEEDED_BY.items() if importlib.util.find_spec(p) is not None)
+
+
+@contextmanager
+def standing_in(made: Iterable[str]) -> Iterator[set[str]]:
+    """Make modules that cannot be found, until the end of this context; they remain imported.
+
+    Args:
+        made: names of packages and extensions to make.
+
+    Yields:
+        Names of others that could be made, filled as they are looked for in vain.
+    """
+    finder = _Finder(frozenset(made))
+    sys.meta_path.append(finder)
+    try:
+        yield finder.missed
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules of some names that nothing before it has found."""
+
+    def __init__(self, made: frozenset[str]) -> None:
+        self.missed: set[str] = set()
+        self._made = made
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        root = fullname.partition(".")[0]
+        if root not in KNOWN or not (fullname == root or _is_made(sys.modules.get(root))):
+            return None  # an installed package without such a module
+        if root not in self._made:
+            self.missed.add(root)
+            return None
+        return (
+            importlib.machinery.ModuleSpec(fullname, self, is_package=root in PACKAGES)
+            if _has(fullname)
+            else None
+        )
+
+    def exec_module(self, module: ModuleType) -> None:
+        root = module.__name__.partition(".")[0]
+        vars(module).update(_functions(root), **LAYERS.get(root, {}), **{MARK: True})
+
+
+def _is_made(module: ModuleType | None) -> bool:
+    return getattr(module, MARK, None) is not None
+
+
+def _has(name: str) -> bool:
+    """Return whether a package has a module of some name."""
+    root, _, rest = name.partition(".")
+    own = PACKAGES.get(root, ())
+    return not rest or name.startswith(OPEN) or any(f"{m}.".startswith(f"{rest}.") for m in own)
+
+
+@cache
+def _functions(package: str) -> dict[str, Callable[..., Any]]:
+    return {
+        name: _function(kernel, f"{package}.{name}")
+        for kernel in kernels()
+        if package in kernel.packages
+        for name in kernel.names
+    }
+
+
+def _function(kernel: GpuKernel, place: str) -> Callable[..., Any]:
+    """Return a function that is called as a kernel is, and recorded."""
+
+    @functools.wraps(kernel.function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(kernel, place, None, args, kwargs)
+
+    setattr(call, MARK, kernel)
+    return call
