@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.manifest.records import KernelRecord
 from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import absent
 from linexport.sources import example_inputs
@@ -41,6 +42,9 @@ _RETURNS = (
     "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
     "(module, args, kwargs, dynamic_shapes)"
 )
+
+UNLIKE = 1e-3
+"""Difference of a kernel's stand-in from the library's reference that is no rounding."""
 
 RANDOM_WEIGHTS = (
     "the weights are those that the class begins with: --state-dict FILE gives it trained ones"
@@ -285,11 +289,21 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         dynamic_shapes=chosen.dynamic_shapes,
         source=origin,
         integer_ranges=table_rows(module, args, kwargs),
-        warnings=(*chosen.warnings, *warnings, *changed),
+        warnings=(*chosen.warnings, *warnings, *changed, *_unlike(kernels.values())),
         unclear_dims=chosen.unclear,
         kernels=tuple(kernels.values()),
     )
     return carrying(loaded, buffers) if buffers else loaded
+
+
+def _unlike(kernels: Iterable[KernelRecord]) -> tuple[str, ...]:
+    """Warn of kernels whose stand-in is not what the library's own reference computes."""
+    return tuple(
+        f"{one.name} was stood in for by PyTorch, which differs from {one.reference} by "
+        f"{one.error:.1e} of the largest value: the artifact was compared with the stand-in."
+        for one in kernels
+        if one.error is not None and one.error > UNLIKE
+    )
 
 
 def _carried(

@@ -24,6 +24,9 @@ from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
 from linexport.system.untyped import Keywords, Positional, TorchCallable
 
+NO_GPU = "0 active drivers"
+"""What Triton says of a machine without a GPU."""
+
 LISTED = 6
 """Inputs that are described in an error."""
 
@@ -178,6 +181,8 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
         inputs: what it was run on.
     """
     said, frame = first_line(error).rstrip("."), user_frame(error.__traceback__)
+    if NO_GPU in said:
+        said = "it launches a Triton kernel, which needs a GPU and has no form in PyTorch here"
     place = f" at {frame.filename}:{frame.lineno} ({frame.line})" if frame else ""
     return UnsupportedModelError(
         f"{name}: the model itself fails{place}: {said}. It was run on {inputs}. Correct the model "

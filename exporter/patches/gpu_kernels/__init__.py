@@ -72,6 +72,7 @@ class GpuKernel:
         formula: what it computes, in one line.
         reference: function of the library in plain PyTorch, by its place in the package, such as
             "modules.l2norm.l2_norm_ref"; "" where it has none of these parameters.
+        is_refused: whether nothing stands in for it: its formula says what is refused.
     """
 
     packages: tuple[str, ...]
@@ -79,6 +80,7 @@ class GpuKernel:
     function: TorchCallable
     formula: str
     reference: str = ""
+    is_refused: bool = False
 
 
 MANNER = frozenset(
@@ -91,6 +93,7 @@ MANNER = frozenset(
         "cu_seqlens_cpu",
         "disable_recompute",
         "max_num_seqs",
+        "output_dtype",
         "residual_in_fp32",
         "return_dropout_mask",
         "safe_gate",
@@ -120,7 +123,7 @@ def install(model: nn.Module) -> None:
             for name in kernel.names:
                 value = vars(module).get(name)
                 if id(value) not in found and _is_own(value, kernel.packages):
-                    found[id(value)] = value, _stand_in(kernel, value, name, module)
+                    found[id(value)] = value, _stand_in(kernel, value, name)
     if found:
         _replace(found, model)
 
@@ -225,16 +228,17 @@ def _is_own(value: LibraryObject, packages: Iterable[str]) -> bool:
     """Return whether a value is a function that one of some packages defines."""
     if value is None or isinstance(value, type) or not callable(value) or hasattr(value, MARK):
         return False
-    home = getattr(getattr(value, "__self__", None), "__module__", None) or value.__module__
-    return str(home).partition(".")[0] in packages
+    return _home(value).partition(".")[0] in packages
 
 
-def _stand_in(
-    kernel: GpuKernel, original: LibraryObject, name: str, module: ModuleType
-) -> TorchCallable:
+def _home(value: LibraryObject) -> str:
+    """Return the module that defines a function; of ``Function.apply``, that of its class."""
+    return str(getattr(getattr(value, "__self__", value), "__module__", ""))
+
+
+def _stand_in(kernel: GpuKernel, original: LibraryObject, name: str) -> TorchCallable:
     """Return a function that calls a kernel's stand-in on the CPU, and the kernel elsewhere."""
-    home = getattr(original, "__module__", None) or module.__name__
-    place, signature = f"{home}.{name}", _signature(original)
+    place, signature = f"{_home(original)}.{name}", _signature(original)
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
@@ -277,6 +281,10 @@ def run(
     Raises:
         UnsupportedModelError: one of them is not known here.
     """
+    if kernel.is_refused:
+        raise UnsupportedModelError(
+            f"{place} computes {kernel.formula}, which needs a GPU: linexport has no form of it."
+        )
     own = inspect.signature(kernel.function)
     other = {n: x for n, x in kwargs.items() if original is None and n not in own.parameters}
     kwargs = {n: x for n, x in kwargs.items() if n not in other}

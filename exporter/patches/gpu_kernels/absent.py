@@ -1,7 +1,7 @@
 """Packages that are not installed, or that have no compiled part here, made of linexport's kernels.
 
-    extensions  selective_scan_cuda, ...            compiled for a GPU; mamba_ssm needs one
-    packages    mamba_ssm, causal_conv1d, fla       their kernels and some of their layers
+    extensions  selective_scan_cuda, ...                     compiled; mamba_ssm needs one
+    packages    mamba_ssm, causal_conv1d, fla, flash_attn    their kernels and some of their layers
 
 A finder behind Python's own makes them, so that what is installed is found first. A name that is
 not here is an import error, as without the package.
@@ -38,6 +38,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     ),
     "causal_conv1d": ("causal_conv1d_interface",),
     "fla": ("ops", "modules"),
+    "flash_attn": (),
 }
 """Modules of a package that is not installed."""
 

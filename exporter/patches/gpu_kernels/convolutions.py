@@ -39,6 +39,16 @@ def convolved(
     return F.silu(y) if silu else y, whole[..., whole.shape[-1] - (width - 1) :]
 
 
+def shifted(x: Tensor, past: Tensor | None = None) -> Tensor:
+    """Return x_{t-1} for x_t of (B, T, D), zero or what came before for the first.
+
+    Traced it is a convolution by (1, 0), whose state is the last token.
+    """
+    weight = torch.tensor([1.0, 0.0], dtype=x.dtype).expand(x.shape[-1], 2)
+    y, _ = convolved(x.transpose(1, 2), weight, past=past)
+    return y.transpose(1, 2)
+
+
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,

@@ -87,7 +87,7 @@ def _loop(
     state: Tensor | None,
 ) -> Found:
     batch, tokens, heads, _ = v.shape
-    q, k = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q, k))
+    q, k = heads_of(q, heads), heads_of(k, heads)
     S = v.new_zeros(batch, heads, k.shape[-1], v.shape[-1]) if state is None else state
     outputs = []
     for t in range(tokens):
@@ -129,6 +129,11 @@ def generalized(
         S = S + k[:, t][..., None] * v[:, t][..., None, :]
         outputs.append(torch.einsum("bhkv,bhk->bhv", S, r[:, t]) * scale)
     return torch.stack(outputs, 1).to(dtype), S
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """Return (B, T, heads, K) of (B, T, H, K): a head for several in a row."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
 
 
 def wide(x: Tensor) -> Tensor:
