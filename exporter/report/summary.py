@@ -69,7 +69,7 @@ def _kernels(found: Sequence[KernelRecord]) -> str:
     errors = [one.error for one in found if one.error is not None]
     exact = f"; largest difference from its own reference {max(errors):.1e}" if errors else ""
     kernels = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
-    return f"{kernels} of {packages}, which need a GPU, computed in PyTorch{exact}"
+    return f"{kernels} of {packages} computed in PyTorch, without a GPU{exact}"
 
 
 def _refused(found: Sequence[RejectionRecord]) -> list[str]:

@@ -40,6 +40,7 @@ from linexport.system.untyped import Keywords, LibraryObject, Positional, TorchC
 __all__ = [
     "GpuKernel",
     "compare",
+    "functions",
     "install",
     "is_of_library",
     "is_traced",
@@ -115,6 +116,28 @@ def kernels() -> tuple[GpuKernel, ...]:
     return tuple(kernel for module in modules for kernel in getattr(module, "KERNELS", ()))
 
 
+@cache
+def functions(package: str) -> dict[str, TorchCallable]:
+    """Return functions that a package without kernels has in their place, by their names."""
+    return {
+        name: _function(kernel, f"{package}.{name}")
+        for kernel in kernels()
+        if package in kernel.packages
+        for name in kernel.names
+    }
+
+
+def _function(kernel: GpuKernel, place: str) -> TorchCallable:
+    """Return a function that is called as a kernel is, and recorded."""
+
+    @functools.wraps(kernel.function)
+    def call(*args: object, **kwargs: object) -> Any:
+        return run(kernel, place, None, args, kwargs)
+
+    setattr(call, MARK, kernel)
+    return call
+
+
 def install(model: nn.Module) -> None:
     """Put stand-ins in the place of kernels that are imported, and of those that a model holds."""
     found: dict[int, tuple[LibraryObject, TorchCallable]] = {}
@@ -170,7 +193,7 @@ def compare(library: str, given: Keywords, found: object) -> None:
         found: what stands in for it gives.
     """
     records, name = _seen.get(), _current.get()
-    if records is None or is_traced() or records[name].error is not None:
+    if records is None or is_traced() or name not in records or records[name].error is not None:
         return
     reference = _find(library)
     given = {} if reference is None else _taken(reference, given)

@@ -9,20 +9,17 @@ not here is an import error, as without the package.
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from types import ModuleType
-from typing import Any
 
-from linexport.patches.gpu_kernels import MARK, GpuKernel, kernels, run
+from linexport.patches.gpu_kernels import MARK, functions
 from linexport.patches.gpu_kernels.extensions import EXTENSIONS, NEEDED_BY
-from linexport.patches.gpu_kernels.layers import LAYERS
+from linexport.patches.gpu_kernels.layers import IN_MODULE, LAYERS
 
 __all__ = ["EXTENSIONS", "KNOWN", "needed", "standing_in"]
 
@@ -96,7 +93,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         root = module.__name__.partition(".")[0]
-        vars(module).update(_functions(root), **LAYERS.get(root, {}), **{MARK: True})
+        layers = LAYERS.get(root, {}) | IN_MODULE.get(module.__name__, {})
+        vars(module).update(functions(root), **layers, **{MARK: True})
 
 
 def _is_made(module: ModuleType | None) -> bool:
@@ -108,24 +106,3 @@ def _has(name: str) -> bool:
     root, _, rest = name.partition(".")
     own = PACKAGES.get(root, ())
     return not rest or name.startswith(OPEN) or any(f"{m}.".startswith(f"{rest}.") for m in own)
-
-
-@cache
-def _functions(package: str) -> dict[str, Callable[..., Any]]:
-    return {
-        name: _function(kernel, f"{package}.{name}")
-        for kernel in kernels()
-        if package in kernel.packages
-        for name in kernel.names
-    }
-
-
-def _function(kernel: GpuKernel, place: str) -> Callable[..., Any]:
-    """Return a function that is called as a kernel is, and recorded."""
-
-    @functools.wraps(kernel.function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return run(kernel, place, None, args, kwargs)
-
-    setattr(call, MARK, kernel)
-    return call
