@@ -68,8 +68,9 @@ def rwkv7(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> Result:
-    """Stand in for ``chunk_rwkv7`` and its other form."""
+    """Stand in for ``chunk_rwkv7`` and its other form; w is said to be above ``lower_bound``."""
     refuse_packed(cu_seqlens)
     scale = r.shape[-1] ** -0.5 if scale is None else scale
     output, last = generalized(r, w, k, v, a, b, scale, initial_state)
@@ -107,6 +108,7 @@ def dplr(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> Result:
     """Stand in for ``chunk_dplr_delta_rule`` and its other form."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,0 +1,124 @@
+"""Modules of fla and mamba_ssm themselves, where they are installed: neither needs a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import linexport
+from linexport.patches import gpu_kernels
+from linexport.patches.gpu_kernels import absent, layers
+from linexport.sources.factory import load_module
+
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
+
+FLA = (
+    ("DeltaNet", {}),
+    ("GatedDeltaNet", {}),
+    ("GatedDeltaNet2", {}),
+    ("GatedDeltaProduct", {}),
+    ("GatedLinearAttention", {}),
+    ("GatedSlotAttention", {"num_slots": 16}),
+    ("HGRNAttention", {}),
+    ("HGRN2Attention", {"expand_ratio": 32}),
+    ("KimiDeltaAttention", {}),
+    ("LinearAttention", {}),
+    ("MultiScaleRetention", {}),
+    ("RWKV6Attention", {}),
+    ("RodimusAttention", {}),
+)
+COMMON = {"hidden_size": 64, "num_heads": 2, "head_dim": 32, "layer_idx": 0}
+
+
+class Net(nn.Module):
+    """A layer between two linear layers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(16, 64), layer, nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = self.layer(self.first(x))
+        return self.last(found[0] if isinstance(found, tuple) else found)
+
+
+@pytest.fixture
+def library(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with warnings.catch_warnings(), absent.standing_in(absent.needed()):
+        warnings.simplefilter("ignore")
+        yield pytest.importorskip(request.param, exc_type=ImportError)
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+@pytest.mark.parametrize(("name", "given"), FLA)
+def test_kernels_of_fla_equal_its_own_references(
+    library: Any, name: str, given: dict[str, Any]
+) -> None:
+    kind = getattr(library, name)
+    known = kind.__init__.__code__.co_varnames
+    torch.manual_seed(0)
+    net = Net(kind(**{n: x for n, x in COMMON.items() if n in known}, **given)).eval()
+    loaded = load_module((net, (torch.randn(2, 80, 16),)), name)
+    compared = [kernel.error for kernel in loaded.kernels if kernel.error is not None]
+    assert compared
+    assert max(compared) < 1e-5
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+def test_a_layer_of_fla_converts_and_streams(library: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Net(library.GatedDeltaNet(**COMMON, expand_v=1)).eval()
+    manifest = linexport.convert(
+        net, args=(torch.randn(2, 80, 16),), output=tmp_path / "out", bench=False
+    )
+    assert manifest.status == "ok"
+    assert manifest.fused == {"CausalConvWithState": 1, "LinearAttention": 1}
+    assert manifest.streaming is not None
+    assert manifest.dims["seq"].min == 1
+
+
+SECOND = (
+    {},
+    {"ngroups": 2, "rmsnorm": False},
+    {"D_has_hdim": True, "d_ssm": 32},
+    {"norm_before_gate": True},
+)
+
+
+@pytest.mark.parametrize("library", ["mamba_ssm"], indirect=True)
+@pytest.mark.parametrize("given", SECOND)
+def test_layers_of_our_own_take_the_weights_of_mamba_ssm_and_equal_its_layers(
+    library: Any, given: dict[str, Any]
+) -> None:
+    gpu_kernels.install(nn.Identity())
+    torch.manual_seed(0)
+    x = torch.randn(2, 17, 32)
+    for name, options in (("Mamba", {}), ("Mamba2", {"headdim": 16, "d_state": 8, **given})):
+        theirs = getattr(library, name)(32, **options).eval()
+        ours = getattr(layers, name)(32, **options).eval()
+        ours.load_state_dict(theirs.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["mamba_ssm"], indirect=True)
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_a_layer_of_mamba_ssm_converts_and_streams(library: Any, name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    options = {"headdim": 16, "chunk_size": 32} if name == "Mamba2" else {}
+    net = Net(getattr(library, name)(64, d_state=16, **options)).eval()
+    manifest = linexport.convert(
+        net, args=(torch.randn(2, 64, 16),), output=tmp_path / "out", bench=False
+    )
+    assert manifest.status == "ok"
+    assert manifest.fused == {"CausalConvWithState": 1, "LinearAttention": 1}
+    assert manifest.streaming is not None
+    assert manifest.kernels
+    assert importlib.import_module("selective_scan_cuda")
