@@ -164,8 +164,8 @@ FLA = ("fla",)
 SOFTMAX = "softmax attention to earlier tokens"
 
 
-def _other(names: tuple[str, ...], what: str) -> GpuKernel:
-    return GpuKernel(FLA, names, _nothing, what, is_refused=True)
+def _other(names: tuple[str, ...], what: str, packages: tuple[str, ...] = FLA) -> GpuKernel:
+    return GpuKernel(packages, names, _nothing, what, is_refused=True)
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> Any:
@@ -197,6 +197,11 @@ KERNELS = (
         "ops.stickbreaking_attn.naive.naive_stickbreaking_attn",
     ),
     GpuKernel(("flash_attn",), ("flash_attn_func",), flash_attn_func, "softmax attention"),
+    _other(
+        ("flash_attn_varlen_func",),
+        "softmax attention of several sequences in one row",
+        ("flash_attn",),
+    ),
     _other(
         ("parallel_path_attn",),
         "softmax attention with products of Householder matrices between each query and key",
