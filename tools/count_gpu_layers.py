@@ -3,8 +3,8 @@
     python tools/count_gpu_layers.py --json docs/data/gpu_layers.json
     python tools/count_gpu_layers.py GatedDeltaNet Mamba2
 
-Each is a small layer with random weights between two linear layers. It needs flash-linear-attention
-and mamba-ssm beside linexport, in an environment of their own: neither needs a GPU for that.
+Each is a small layer with random weights between two linear layers. It needs no GPU, and
+flash-linear-attention in an environment of its own with linexport.
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ OWN: dict[str, dict[str, Any]] = {
 NOTHING = {"YOCOCrossAttention", "YOCOSharedKVBuilder"}
 """Parts of a layer, which are not called with hidden states alone or do not return them."""
 
+WITHOUT_MASK = {"MultiheadLatentAttention"}
+"""Layers whose mask has no default."""
+
 
 class Net(nn.Module):
     """A layer between two linear layers."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, mask: bool = True) -> None:
         super().__init__()
+        self.given = {} if mask else {"attention_mask": None}
         self.first, self.layer = nn.Linear(16, WIDTH), layer
         self.last = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.layer(self.first(x))
+        found = self.layer(self.first(x), **self.given)
         y: Tensor = self.last(found[0] if isinstance(found, tuple) else found)
         return y
 
@@ -68,7 +72,8 @@ def build(name: str) -> Net:
     parameters = inspect.signature(layer).parameters
     given = {key: value for key, value in COMMON.items() if key in parameters}
     torch.manual_seed(0)
-    net = Net(layer(**{**given, **OWN.get(name, {})})).eval()
+    mixer = layer(**{**given, **OWN.get(name, {})})
+    net = Net(mixer, name not in WITHOUT_MASK).eval()
     for weight in net.parameters():
         if weight.dim() > 1 and not weight.any():  # those that begin with nothing say nothing
             nn.init.normal_(weight, std=0.1)

@@ -426,6 +426,15 @@ try:
 except ImportError:
     selective_scan_fn = None
 """
+LATE = """
+import mamba_ssm
+
+
+def selective_scan_fn(*args, **options):
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn(*args, **options)
+"""
 EXTENSION = """
 import selective_scan_cuda_oflex
 
@@ -472,7 +481,7 @@ def expected_scan(loaded: Any) -> Tensor:
     return torch.stack(out, 1)
 
 
-@pytest.mark.parametrize("imported", [DIRECT, GUARDED])
+@pytest.mark.parametrize("imported", [DIRECT, GUARDED, LATE])
 def test_a_package_that_is_not_installed_is_made_on_request(
     no_library: None, tmp_path: Path, imported: str
 ) -> None:

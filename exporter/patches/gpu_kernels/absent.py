@@ -9,6 +9,7 @@ not here is an import error, as without the package.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -95,6 +96,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         root = module.__name__.partition(".")[0]
         layers = LAYERS.get(root, {}) | IN_MODULE.get(module.__name__, {})
         vars(module).update(functions(root), **layers, **{MARK: True})
+        if module.__name__ == root:  # what a function of the model imports when it is called
+            for name in PACKAGES.get(root, ()):
+                importlib.import_module(f"{root}.{name}")
 
 
 def _is_made(module: ModuleType | None) -> bool:

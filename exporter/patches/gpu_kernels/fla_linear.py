@@ -81,7 +81,7 @@ def linear_attn(
     normalize: bool = True,
     cu_seqlens: Tensor | None = None,
 ) -> Result:
-    """Stand in for ``chunk_linear_attn`` and its other forms, divided by q . sum k where asked."""
+    """Stand in for ``chunk_linear_attn`` and its other forms, divided by q . sum k or not."""
     refuse_packed(cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     state, norm = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
@@ -174,7 +174,7 @@ def based(
 ) -> Tensor:
     """Stand in for ``parallel_based`` and its other form."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    given = {n: x.transpose(1, 2) for n, x in (("q", q), ("k", k), ("v", v))}
+    given: dict[str, Any] = {n: x.transpose(1, 2) for n, x in (("q", q), ("k", k), ("v", v))}
     given |= {"scale": scale, "use_norm": use_norm}
     q, k = wide(q) * scale, wide(k)
     ones, half = torch.ones_like(q[..., :1]), 0.5**0.5

@@ -165,7 +165,7 @@ KERNELS = (
         FLA,
         ("chunk_rwkv6", "fused_recurrent_rwkv6"),
         rwkv6,
-        "RWKV-6, linear attention whose newest token counts apart from the state",
+        "RWKV-6, linear attention whose newest token has a weight of its own",
     ),
     GpuKernel(FLA, ("chunk_rwkv7", "fused_recurrent_rwkv7"), rwkv7, SEVEN),
     GpuKernel(FLA, ("fused_mul_recurrent_rwkv7",), fused_mul_rwkv7, SEVEN),

@@ -116,9 +116,16 @@ def generalized(
     dtype, heads = v.dtype, r.shape[2]
     r, w, k, v, a, b = map(wide, (r, w, k, v, a, b))
     if is_traced():
-        flat = (x.flatten(2) for x in (r, k, v, w, a, b))
         output, last = functional.generalized_delta_rule(
-            *flat, state, num_heads=heads, scale=float(scale)
+            r.flatten(2),
+            k.flatten(2),
+            v.flatten(2),
+            w.flatten(2),
+            a.flatten(2),
+            b.flatten(2),
+            state,
+            num_heads=heads,
+            scale=float(scale),
         )
         return output.unflatten(2, (heads, -1)).to(dtype), last
     S = v.new_zeros(v.shape[0], heads, k.shape[-1], v.shape[-1]) if state is None else wide(state)
