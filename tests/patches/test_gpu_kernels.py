@@ -24,6 +24,7 @@ from linexport.patches.gpu_kernels.convolutions import causal_conv1d, causal_con
 from linexport.patches.gpu_kernels.fla_delta import gated_delta_rule
 from linexport.patches.gpu_kernels.norms import layer_norm_gated, layernorm_fn, rms_norm
 from linexport.sources.factory import load_factory, load_module
+from linexport.sources.objects import load_object
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -273,6 +274,10 @@ class Swish(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         raise RuntimeError("0 active drivers")
+
+
+swish = Swish.apply
+TABLE = {"swish": swish}
 """
 NAIVE = """
 import torch
@@ -386,6 +391,24 @@ def test_an_argument_that_is_not_known_is_named(fla: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="newer=3") as error:
         rule.chunk_gated_delta_rule(x, x, x, g, g, newer=3)
     assert "the delta rule on a state that decays" in str(error.value)
+
+
+def test_methods_that_a_copy_of_a_layer_holds_are_stood_in_for(fla: Path) -> None:
+    rule = importlib.import_module("fla.ops.gated_delta_rule.chunk")
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = rule.swish, rule.TABLE["swish"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x) + self.second(x)
+
+    x = torch.randn(2, 5)
+    loaded = load_object((Layer(), (x,)))
+    torch.testing.assert_close(loaded.module(x), 2 * nn.functional.silu(x))
+    assert rule.TABLE["swish"](x).equal(nn.functional.silu(x))
+    assert [one.name for one in loaded.kernels] == ["fla.ops.gated_delta_rule.chunk.swish"]
 
 
 def test_stand_ins_are_put_once(fla: Path) -> None:

@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -140,13 +140,13 @@ def _function(kernel: GpuKernel, place: str) -> TorchCallable:
 
 def install(model: nn.Module) -> None:
     """Put stand-ins in the place of kernels that are imported, and of those that a model holds."""
-    found: dict[int, tuple[LibraryObject, TorchCallable]] = {}
+    found: dict[object, TorchCallable] = {}
     for kernel in kernels():
         for module in _modules(kernel.packages):
             for name in kernel.names:
                 value = vars(module).get(name)
-                if id(value) not in found and _is_own(value, kernel.packages):
-                    found[id(value)] = value, _stand_in(kernel, value, name)
+                if _key(value) not in found and _is_own(value, kernel.packages):
+                    found[_key(value)] = _stand_in(kernel, value, name)
     if found:
         _replace(found, model)
 
@@ -374,14 +374,18 @@ def _release(package: str) -> str:
         return package
 
 
-def _replace(found: Mapping[int, tuple[LibraryObject, TorchCallable]], model: nn.Module) -> None:
+def _key(value: object) -> object:
+    """Return what tells a function from others; methods are made anew by each look-up and copy."""
+    return value if isinstance(value, MethodType) else id(value)
+
+
+def _replace(found: Mapping[object, TorchCallable], model: nn.Module) -> None:
     """Put functions in the place of others, wherever modules and a model hold them."""
     for holder in [*filter(None, list(sys.modules.values())), *model.modules()]:
         own = getattr(holder, "__dict__", None) or {}
         for key, value in list(own.items()):
-            if id(value) in found:
-                setattr(holder, key, found[id(value)][1])
-            elif type(value) is dict:  # a table of activations, by name
-                for name, one in value.items():
-                    if id(one) in found:
-                        value[name] = found[id(one)][1]
+            if type(value) is dict:  # a table of activations, by name
+                named = {name: found.get(_key(one)) for name, one in list(value.items())}
+                value.update({name: new for name, new in named.items() if new is not None})
+            elif (new := found.get(_key(value))) is not None:
+                setattr(holder, key, new)
