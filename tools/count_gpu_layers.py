@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -49,6 +50,10 @@ NOTHING = {"YOCOCrossAttention", "YOCOSharedKVBuilder"}
 
 WITHOUT_MASK = {"MultiheadLatentAttention"}
 """Layers whose mask has no default."""
+
+
+FAILS = re.compile(r".*the model itself fails.*?\)?\): (.*?)\. It was run on .*")
+"""An error of the layer's own code, without the line of this file."""
 
 
 class Net(nn.Module):
@@ -90,7 +95,7 @@ def outcome(name: str) -> dict[str, Any]:
                 build(name), args=given, output=Path(folder) / "out", bench=False
             )
     except LinexportError as error:
-        return row | {"reason": str(error).splitlines()[0]}
+        return row | {"reason": FAILS.sub(r"\1.", str(error).splitlines()[0])}
     except Exception as error:  # of the layer's own constructor
         return row | {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
     parity, streaming = manifest.parity, manifest.streaming
