@@ -36,7 +36,7 @@ OWN: dict[str, dict[str, Any]] = {
     "LogLinearMamba2": {"num_heads": 4, "state_size": 16},
     "Mamba": {"state_size": 16},
     "Mamba2": {"num_heads": 4, "state_size": 16, "chunk_size": 32},
-    "Mamba3": {"num_heads": 4, "state_size": 16},
+    "Mamba3": {"state_size": 16},
     "NativeSparseAttention": {"num_heads": 16, "num_kv_heads": 1},
     "RWKV7Attention": {"num_hidden_layers": 2},
     "Raven": {"topk": 4, "add_gumbel_noise": False},
