@@ -25,7 +25,7 @@ from linexport.system.torch_internals.trees import pytree
 from linexport.system.untyped import Keywords, Positional, TorchCallable
 
 NO_GPU = "0 active drivers"
-"""What Triton says of a machine without a GPU."""
+"""Part of the message of Triton on a machine without a GPU."""
 
 LISTED = 6
 """Inputs that are described in an error."""

@@ -365,6 +365,9 @@ def test_a_layer_of_a_library_without_a_gpu_converts_and_streams(fla: Path, tmp_
     assert kernel.reference == "fla.ops.gated_delta_rule.naive.naive_recurrent_gated_delta_rule"
     assert kernel.error is not None
     assert kernel.error < 1e-6
+    page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
+    assert kernel.name in page
+    assert kernel.reference in page
 
 
 def test_a_stand_in_that_is_not_the_librarys_reference_says_by_how_much(fla: Path) -> None:
@@ -521,6 +524,29 @@ def test_a_package_that_is_not_installed_is_made_on_request(
         torch.testing.assert_close(
             loaded.module(*loaded.args).double(), expected_scan(loaded), rtol=1e-5, atol=1e-6
         )
+
+
+WEIGHTS = {
+    "Mamba": "A_log D conv1d.bias conv1d.weight dt_proj.bias dt_proj.weight in_proj.weight "
+    "out_proj.weight x_proj.weight",
+    "Mamba2": "A_log D conv1d.bias conv1d.weight dt_bias in_proj.weight norm.weight "
+    "out_proj.weight",
+}
+"""Names that checkpoints of mamba_ssm have."""
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_layers_of_a_package_that_is_made_take_its_weights(
+    no_library: None, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / f"layer_{name}.py"
+    file.write_text(
+        f"import torch\nfrom mamba_ssm import {name}\n\n\ndef build():\n"
+        f"    return {name}(d_model=32, d_state=4, expand=4), (torch.randn(2, 6, 32),)\n"
+    )
+    loaded = load_factory(f"{file}:build", seed=0, stand_ins=True)
+    assert sorted(loaded.module.state_dict()) == WEIGHTS[name].split()
+    assert loaded.kernels
 
 
 def test_an_extension_that_must_be_there_is_made_without_being_asked_for(

@@ -103,7 +103,7 @@ class FusedRMSNormGated(nn.Module):
         )
 
 
-class ShortConvolution(nn.Conv1d):
+class FlaShortConvolution(nn.Conv1d):
     """``fla.modules.ShortConvolution``."""
 
     def __init__(
@@ -308,7 +308,7 @@ LAYERS: dict[str, dict[str, type[nn.Module]]] = {
         "LayerNorm": LayerNorm,
         "FusedRMSNormGated": FusedRMSNormGated,
         "FusedRMSNormSwishGate": FusedRMSNormGated,
-        "ShortConvolution": ShortConvolution,
+        "ShortConvolution": FlaShortConvolution,
     },
 }
 """Classes of a package, in each of its modules."""
