@@ -324,6 +324,7 @@ def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> Lo
             "data: nothing it names is called. If you know the function and trust it, name it "
             f"yourself: --source {shlex.quote(recorded.location)}."
         )
+    own = isinstance(source, str) and is_factory(source)
     loaded = load_model(
         recorded.location if source is None else source,
         seed=options.seed,
@@ -331,7 +332,7 @@ def _original(manifest: Manifest, source: object, trust_remote_code: bool) -> Lo
         **(
             options.loading
             if source in (None, recorded.location)
-            else {"pooling": options.pooling, "stand_ins": options.stand_ins}
+            else {"pooling": options.pooling, "stand_ins": options.stand_ins and own}
         ),
         vision=manifest.vision is not None,
         mtp=manifest.mtp is not None,

@@ -75,7 +75,7 @@ def load_model(
         return source
     if not isinstance(source, str | Path):
         _check_unpooled(type(source).__name__, pooling)
-        _check_own(type(source).__name__, state_dict, inputs)
+        _check_own(type(source).__name__, state_dict, inputs, stand_ins)
         from linexport.sources.objects import load_object
 
         return load_object(source, seed=seed, whole=whole)
@@ -100,7 +100,7 @@ def load_model(
                 inputs=inputs,
                 stand_ins=stand_ins,
             )
-        _check_own(source, state_dict, inputs)
+        _check_own(source, state_dict, inputs, stand_ins)
         from linexport.sources.hugging_face.hub import cached_folder, is_hub_name, pinned
 
         if is_hub_name(source):
@@ -111,7 +111,7 @@ def load_model(
             "program (.pt2), an ONNX file, or file.py:Class or package.module:function, which name "
             "code of yours."
         )
-    _check_own(source, state_dict, inputs)
+    _check_own(source, state_dict, inputs, stand_ins)
 
     from linexport.sources.detect import Kind, recognise
 
@@ -148,7 +148,9 @@ def is_factory(source: str | Path) -> bool:
     return named and not _exists(Path(source))
 
 
-def _check_own(source: str | Path, state_dict: str | Path | None, inputs: Iterable[str]) -> None:
+def _check_own(
+    source: str | Path, state_dict: str | Path | None, inputs: Iterable[str], stand_ins: bool
+) -> None:
     """Refuse what goes with code of the user's where another source is given.
 
     Raises:
@@ -159,6 +161,11 @@ def _check_own(source: str | Path, state_dict: str | Path | None, inputs: Iterab
         raise UsageError(
             f"{flag} goes with a class or a function of yours, file.py:Class; {source} brings its "
             "weights and inputs itself. Leave it out."
+        )
+    if stand_ins:
+        raise UsageError(
+            f"--stand-ins goes with a class or a function of yours, file.py:Class, whose code "
+            f"imports GPU libraries; {source} is none. Leave it out."
         )
 
 

@@ -23,6 +23,7 @@ from linexport.patches.gpu_kernels import absent, mamba
 from linexport.patches.gpu_kernels.convolutions import causal_conv1d, causal_conv1d_update
 from linexport.patches.gpu_kernels.fla_delta import gated_delta_rule
 from linexport.patches.gpu_kernels.norms import layer_norm_gated, layernorm_fn, rms_norm
+from linexport.sources import load_model
 from linexport.sources.factory import load_factory, load_module
 from linexport.sources.objects import load_object
 
@@ -575,6 +576,13 @@ def test_an_installed_package_is_not_made(fla: Path) -> None:
         assert importlib.import_module("fla.ops").__file__ == str(fla / "fla/ops/__init__.py")
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("fla.ops.nothing")
+
+
+def test_stand_ins_are_for_code_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    for source in (tmp_path / "model.onnx", (nn.Linear(2, 2), (torch.ones(1, 2),))):
+        with pytest.raises(UsageError, match="stand_ins=True goes with a class or a function"):
+            load_model(source, stand_ins=True)
 
 
 def test_every_kernel_says_what_it_computes() -> None:
