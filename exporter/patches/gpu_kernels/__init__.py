@@ -21,7 +21,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -141,8 +141,9 @@ def _function(kernel: GpuKernel, place: str) -> TorchCallable:
 def install(model: nn.Module) -> None:
     """Put stand-ins in the place of kernels that are imported, and of those that a model holds."""
     found: dict[object, TorchCallable] = {}
+    imported = _modules({package for kernel in kernels() for package in kernel.packages})
     for kernel in kernels():
-        for module in _modules(kernel.packages):
+        for module in (m for package in kernel.packages for m in imported.get(package, ())):
             for name in kernel.names:
                 value = vars(module).get(name)
                 if _key(value) not in found and _is_own(value, kernel.packages):
@@ -238,13 +239,14 @@ def _tensors(values: object) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
 
 
-def _modules(packages: Iterable[str]) -> list[ModuleType]:
-    """Return the modules of some packages that are imported."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name.partition(".")[0] in packages
-    ]
+def _modules(packages: Collection[str]) -> dict[str, list[ModuleType]]:
+    """Return the modules of some packages that are imported, by package."""
+    found: dict[str, list[ModuleType]] = {}
+    for name, module in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if package in packages and isinstance(module, ModuleType):
+            found.setdefault(package, []).append(module)
+    return found
 
 
 def _is_own(value: LibraryObject, packages: Iterable[str]) -> bool:
