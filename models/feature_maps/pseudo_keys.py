@@ -75,7 +75,7 @@ class PseudoKeys(FeatureMap):
             keys: (n, d) samples of the real distribution, as they reach the map.
 
         Raises:
-            UsageError: keys of another shape, not finite, or fewer distinct ones than M.
+            UsageError: keys of another shape, not finite, or fewer than M.
         """
         rows = np.asarray(keys, dtype=np.float64)
         if rows.ndim != 2 or rows.shape[1] != self.head_dim:

@@ -125,20 +125,6 @@ def checked_problem(
     return StaticMemoryProblem(q, judged, k, v, scale)
 
 
-def full_rank(weights: Array, what: str) -> None:
-    """Refuse weights (n, e) whose columns depend on each other.
-
-    Raises:
-        UsageError: names the rank that was found.
-    """
-    rank = int(np.linalg.matrix_rank(weights))
-    if rank < weights.shape[1]:
-        raise UsageError(
-            f"{what} has rank {rank} instead of {weights.shape[1]}: the sample queries do not tell "
-            f"so many pseudo-keys apart. Ask for at most {rank}, or give more varied queries."
-        )
-
-
 def softmax(scores: Array) -> Array:
     """Over the last axis."""
     weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -1,11 +1,13 @@
-"""e pseudo-keys for L fixed keys: k-means, then least squares, then gradient steps if asked.
+"""e pseudo-keys for L fixed keys: k-means, then least squares, then optional gradient steps.
 
     K^ = k-means centroids of K        b = log cluster sizes
     V^ = argmin |softmax(scale Q K^^T + b) V^ - softmax(scale Q K^T) V|^2 + ridge n |V^ - V_c|^2
 
-V_c are the mean values of the clusters, which V^ is drawn to where the sample queries say nothing:
-a pseudo-key none of them attends to keeps the values of its keys. The step from L to e keys makes
-a query cost O(e (d + d_v)).
+Keys are clustered twice, once all alike and once weighed by the attention that the sample queries
+pay them, which keeps apart the few keys of sharp attention; the nearer fit is kept. V_c are the mean values of the clusters, which V^ is drawn to where the sample queries say nothing:
+a pseudo-key none of them attends to keeps the values of its keys. So the fit has one solution
+whatever the rank of the weights, which is 1 where attention is sharp; without a ridge it is the
+least correction of V_c. The step from L to e keys makes a query cost O(e (d + d_v)).
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ import numpy as np
 import torch
 
 from linexport.errors import UsageError
-from linexport.models.static_memory.kmeans import kmeans
+from linexport.models.static_memory.kmeans import Clusters, kmeans
 from linexport.models.static_memory.problem import (
     Array,
     Fit,
     StaticMemoryProblem,
     checked_problem,
-    full_rank,
     softmax,
 )
 
 RIDGE = 1e-6
+EVEN = 1e-3
+"""Share of a key's weight in k-means that does not depend on the attention it is paid."""
 _LEARNING_RATE = 0.01
 
 
@@ -79,21 +82,31 @@ def fit_pseudo_keys(
         seed: of that split and of k-means.
 
     Raises:
-        UsageError: all-zero queries, fewer than ``count`` to fit to, count >= L, fewer distinct
-            keys than count, a rank-deficient fit, or shapes that do not belong together.
+        UsageError: all-zero queries, fewer than ``count`` to fit to, count >= L, or shapes that
+            do not belong together.
     """
     if ridge < 0 or refine_steps < 0:
         raise UsageError(f"ridge {ridge} and refine_steps {refine_steps} cannot be negative.")
     problem = checked_problem(queries, keys, values, count, scale, held_out, seed)
-    clusters = kmeans(problem.keys, count, seed)
-    bias = np.log(clusters.sizes)
-    fitted = _least_squares(
-        problem, clusters.centroids, bias, clusters.means(problem.values), ridge
-    )
-    parts = (clusters.centroids, bias, fitted)
-    if refine_steps:
-        parts = _refine(problem, parts, refine_steps)
-    return _memory(problem, *parts)
+    clusterings = [kmeans(problem.keys, count, seed, w) for w in (None, _attention_paid(problem))]
+    fits = [_of_clusters(problem, clusters, ridge) for clusters in clusterings]
+    nearest = min(fits, key=lambda found: found.fit.error)
+    if not refine_steps:
+        return nearest
+    start = (nearest.keys, nearest.bias, nearest.values)
+    return _memory(problem, *_refine(problem, start, refine_steps))
+
+
+def _attention_paid(problem: StaticMemoryProblem) -> Array:
+    """Weights of the keys, (L,): the mean attention they get, and ``EVEN`` of an equal share."""
+    paid = softmax(problem.scale * problem.queries @ problem.keys.T).mean(0)
+    return np.asarray((1 - EVEN) * paid + EVEN / len(paid))
+
+
+def _of_clusters(problem: StaticMemoryProblem, clusters: Clusters, ridge: float) -> PseudoMemory:
+    bias, prior = np.log(clusters.sizes), clusters.means(problem.values)
+    fitted = _least_squares(problem, clusters.centroids, bias, prior, ridge)
+    return _memory(problem, clusters.centroids, bias, fitted)
 
 
 def _memory(problem: StaticMemoryProblem, keys: Array, bias: Array, values: Array) -> PseudoMemory:
@@ -106,7 +119,6 @@ def _least_squares(
 ) -> Array:
     """V^: the correction of ``prior`` with the least squared error and size."""
     weights = softmax(problem.scale * problem.queries @ keys.T + bias)
-    full_rank(weights, f"The attention of {len(weights)} sample queries to the pseudo-keys")
     missing = problem.attend(problem.queries) - weights @ prior
     # As extra rows, not as a normal equation, which would square the condition number.
     pull = np.sqrt(ridge * len(weights)) * np.eye(len(keys))

@@ -19,7 +19,6 @@ from linexport.models.static_memory.problem import (
     Array,
     Fit,
     checked_problem,
-    full_rank,
     relative_error,
     softmax,
 )
@@ -61,10 +60,9 @@ def fit_svd(
 ) -> SvdMemory:
     """Fit ``count`` pseudo-keys by SVD; arguments and errors as of ``fit_pseudo_keys``.
 
-    Here a fit is rank-deficient where the queries are: K^ is a linear function of them.
+    Where the queries are rank-deficient, K^ is the smallest of the equally good fits.
     """
     problem = checked_problem(queries, keys, values, count, scale, held_out, seed)
-    full_rank(problem.queries, "The matrix of sample queries")
     weights = softmax(scale * problem.queries @ problem.keys.T)
     left, singular, right = np.linalg.svd(weights, full_matrices=False)
     low = left[:, :count] * singular[:count]
