@@ -8,12 +8,18 @@
 
     sum_m b_m (t + c)^m,   c = a_(n-1) / (n a_n)
 
-the same polynomial about its centre: (t + c)^n is then one power of a sum, and keeps its digits
-where the terms of a_0 + ... + a_n t^n cancel.
+the same polynomial about its centre, where no b_m is negative: (t + c)^n is then one power of a
+sum, and keeps its digits where the terms of a_0 + ... + a_n t^n cancel. It loses none anywhere, as
+
+    sum_m b_m |t + c|^m  <=  sum_m b_m (|t| + c)^m  =  sum_m a_m |t|^m
+
+bounds its rounding by that of Horner's rule. With a negative b_m there is no such bound, and c is
+0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +38,10 @@ from linexport.models.feature_maps.pairs import check_memory
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
-EXACT_ZERO = 1e-6
-"""A coefficient about the centre that is this small a part of the terms it is summed of is 0."""
+ROUNDING = float(np.finfo(np.float32).eps)
+"""A term about the centre that is below 0 by this part of (t + c)^n at most, for t >= 0, is 0."""
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +127,13 @@ class Polynomial(FeatureMap):
 
 
 def _checked(coefficients: Sequence[float]) -> Sequence[float]:
-    numbers = all(isinstance(a, int | float) and 0 <= a < np.inf for a in coefficients)
+    # A feature's square is a coefficient times its multiplicity, at most n!.
+    largest = LARGEST / math.factorial(max(len(coefficients) - 1, 0))
+    numbers = all(isinstance(a, int | float) and 0 <= a <= largest for a in coefficients)
     if not (numbers and len(coefficients) > 1 and coefficients[-1] > 0):
         raise UsageError(
             f"Feature map 'polynomial' has coefficients {list(coefficients)!r}; expected two "
-            "numbers or more, a_0 to a_n, none below 0 and the last above 0."
+            f"numbers or more, a_0 to a_n, of 0 to {largest:.1g} and the last above 0."
         )
     return coefficients
 
@@ -153,14 +163,22 @@ def parameters(
 
 
 def centred(coefficients: Sequence[float]) -> NDArray[np.generic]:
-    """c, b_0, ..., b_n with sum_m a_m t^m = sum_m b_m (t + c)^m and b_(n-1) = 0."""
+    """Return c, b_0, ..., b_n with sum_m a_m t^m = sum_m b_m (t + c)^m and no b_m below 0.
+
+    Either b_(n-1) = 0, or c = 0 and b = a.
+    """
     a = np.asarray(coefficients, np.float64)
     degree = len(a) - 1
-    c = a[-2] / (degree * a[-1])
-    about, terms = np.zeros(degree + 1), np.zeros(degree + 1)
-    for m in range(degree + 1):
-        power = np.polynomial.polynomial.polypow([-c, 1.0], m)  # t^m as powers of t + c
-        about[: m + 1] += a[m] * power
-        terms[: m + 1] += a[m] * np.abs(power)
-    about[np.abs(about) <= EXACT_ZERO * terms] = 0.0
-    return np.concatenate([[c], about]).astype(np.float32)
+    about = np.zeros(degree + 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = a[-2] / (degree * a[-1])
+        for m in range(degree + 1):
+            power = np.polynomial.polynomial.polypow([-c, 1.0], m)  # t^m as powers of t + c
+            about[: m + 1] += a[m] * power
+        about[-2] = 0.0
+        # At t = 0 lower powers of t + c are largest beside (t + c)^n.
+        negligible = ROUNDING * a[-1] * c ** np.arange(degree, -1, -1)
+        about[(about < 0) & (-about <= negligible)] = 0.0
+    if degree < 2 or not (c <= LARGEST and (about >= 0).all()):
+        return np.asarray([0.0, *a], np.float32)
+    return np.asarray([c, *about], np.float32)

@@ -237,7 +237,7 @@ def _kind(numbers: Sequence[float], width: int) -> tuple[str, tuple[np.ndarray, 
         if math.isclose(first * first, 4 * constant * second, rel_tol=EQUAL):
             c = first / (2 * second)
             return "quadratic", (np.asarray([c], np.float32),) if c else (), second, 1.0
-    unit = numbers[-1]
+    unit = max(numbers)  # the last one may be too small to divide by
     parameters = polynomial.parameters(width, [n / unit for n in numbers])
     return "polynomial", parameters, unit, 1.0
 
