@@ -12,6 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.match.emit.concatenated import with_concatenated_features
 from linexport.match.emit.cumulative_sum import Sums, is_sum
 from linexport.match.emit.decay import Gates
 from linexport.match.emit.layout import written_size
@@ -91,6 +92,8 @@ class MatchWriter(Sums):
             faded = self.logarithms_of_sizes(rates)
         elif roles.decay:
             faded = self.decay(dtype)
+        if roles.products:
+            roles = with_concatenated_features(self, dtype)
         # Without a value, or query and key, they are 1, of width 1.
         inputs: list[gs.Tensor] = [
             self.packed(role, leaves, heads, width, dtype)

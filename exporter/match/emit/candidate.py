@@ -71,7 +71,7 @@ def rewrite_candidate(
         frozenset() if rising else falling,
         frozenset() if roles.query else frozenset(f.tensor.name for f in decays),
         _bounded(roles, writer.has_signs),
-        _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
+        _channels(roles) if writer.applies_map or _multiplies_channels(roles) else {},
         (root.region, root.tensor),
         (writer.nodes, writer.result),
         size_of(roles.query_position),
@@ -131,6 +131,10 @@ def _of_length_one(leaf: Leaf, roles: Roles) -> Draw:
     return fraction if width == 1 else partial(np.multiply, width**-0.5)
 
 
+def _multiplies_channels(roles: Roles) -> bool:
+    return len(roles.query) > 1 and not roles.products
+
+
 def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
     """The dim of channels of every query and key, by name, and 0 for queries, 1 for keys."""
     return {
@@ -175,7 +179,7 @@ def match_record(
         q_num_heads=int(attributes.get("q_num_heads", own)),
         kv_num_heads=int(attributes.get("kv_num_heads", own)),
         key_heads=size_of(writer.layout.key).known or 1,
-        d_k=(size_of(roles.channels).known or 1) * (2 if roles.turn else 1),
+        d_k=roles.features,
         d_v=size_of(roles.widths).known or 1,
         query_map=writer.maps.get("query"),
         key_map=writer.maps.get("key"),

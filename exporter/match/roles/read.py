@@ -20,6 +20,7 @@ from linexport.match.roles.fixed_queries import read_fixed_queries, read_turning
 from linexport.match.roles.initial_state import with_initial, without_initial
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import without_maximum
+from linexport.match.roles.score_sums import read_score_sum
 
 WIDEST = 512
 """Features of a power of query times key, above which the state is larger than what it saves."""
@@ -37,7 +38,9 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         if turning is not None:
             _sensible(turning)
         return turning
-    if len(form.terms) != 1:
+    if len(form.terms) > 1:
+        return read_score_sum(form, lambda one: read_roles(one, is_weight))
+    if not form.terms:
         return None
     term = form.terms[0]
     # a x / (b n), with a number a and sizes n: these do not depend on positions, so they are moved

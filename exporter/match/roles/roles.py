@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from linexport.match.forms.axes import Axis, Index
+from linexport.match.forms.axes import Axis, Index, size_of
 from linexport.match.forms.terms import Count, Leaf, Term
 
 
@@ -47,6 +47,22 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class ScoreProduct:
+    """One of the products of queries and keys that scores are a sum of, see ``score_sums``.
+
+    Attributes:
+        query, key: factors of each.
+        channels: the labels that are summed over.
+        factor: of the product in the sum.
+    """
+
+    query: tuple[Leaf, ...]
+    key: tuple[Leaf, ...]
+    channels: Index
+    factor: float
+
+
+@dataclass(frozen=True)
 class Roles:
     """The parts of one linear attention.
 
@@ -71,6 +87,8 @@ class Roles:
         initial: the state of a recurrence before the first token, see ``initial``.
         transition: a state is corrected by what a vector of its own reads.
         turn: channels of the state are pairs that turn as they fade.
+        products: those that scores are a sum of, where they are one; the query, the key and the
+            channels are those of all.
     """
 
     query: tuple[Leaf, ...]
@@ -101,6 +119,13 @@ class Roles:
     initial: Term | None = None
     transition: Transition | None = None
     turn: Turn | None = None
+    products: tuple[ScoreProduct, ...] = ()
+
+    @property
+    def features(self) -> int:
+        """The width of a query or key, which is fixed; of channels that turn two each."""
+        sides = [p.channels for p in self.products] or [self.channels]
+        return sum(size_of(channels).known or 1 for channels in sides) * (2 if self.turn else 1)
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -292,8 +292,9 @@ class Search(Rewriter):
         return False
 
     def _replace(self, root: Root) -> None:
-        # Before the first token there is no key, and a map would make one of zeros.
-        own = root.mapped is not None or root.roles.lag > 0
+        # Before the first token there is no key, and a map would make one of zeros. Features of
+        # several products are not those of one map.
+        own = root.mapped is not None or root.roles.lag > 0 or bool(root.roles.products)
         mapped = None if own else feature_maps.read_map(self.evaluator, root.roles, self.imports)
         # With its feature map the match replaces more nodes. Where that cannot be proven, the match
         # without it still may be.
