@@ -160,12 +160,21 @@ def _is_lowered(roles: Roles, below: Denominator) -> bool:
 def _shared(roles: Roles, product: Term, below: Term, free: frozenset[Axis]) -> Iterator[Roles]:
     """Yield the roles whose queries and keys are all that a denominator has."""
     # The denominator is the numerator with a value of one: every other factor must be there, too.
-    # Factors of the query position alone are outside both sums.
-    for read in [roles] if roles.query else _keyed(roles, len(below.of(Leaf))):
+    # Factors of the query position alone are outside both sums, unless both have them.
+    of_queries = [roles, _with_weights(roles, below)]
+    for read in of_queries if roles.query else _keyed(roles, len(below.of(Leaf))):
         outside = {*map(id, read.value), *map(id, read.weights)}
         numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
         if match(numerator, below, free) is not None:
             yield read
+
+
+def _with_weights(roles: Roles, below: Term) -> Roles:
+    """Return the roles with the weights that a denominator has too as factors of the query."""
+    names = {f.key() for f in below.of(Leaf)}
+    inside = tuple(f for f in roles.weights if f.key() in names)
+    outside = tuple(f for f in roles.weights if f not in inside)
+    return replace(roles, query=(*roles.query, *inside), weights=outside)
 
 
 def _keyed(roles: Roles, count: int) -> Iterator[Roles]:

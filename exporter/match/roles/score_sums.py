@@ -102,12 +102,14 @@ def _joined(parts: Sequence[Roles], free: frozenset[Axis]) -> Roles | None:
     first = parts[0]
     if not all(_alike(first, part, free) for part in parts):
         return None
+    # A label that some queries and keys have is of heads, where it is of the width for others.
+    widths = tuple(a for a in first.widths if all(a in p.widths for p in parts))
     value = _common([p.value for p in parts])
     weights = _common([p.weights for p in parts])
     products = list[ScoreProduct]()
     for part in parts:
         keys = tuple(f for f in part.value if f not in value)
-        if any(f.axes & set(first.widths) for f in keys):
+        if any(f.axes & set(widths) for f in keys):
             return None  # another value, which needs a state of its own
         queries = tuple(f for f in part.weights if f not in weights)
         # A denominator has what belongs to queries and keys as well, or it is another sum.
@@ -123,6 +125,7 @@ def _joined(parts: Sequence[Roles], free: frozenset[Axis]) -> Roles | None:
         value=value,
         weights=weights,
         channels=tuple(a for p in products for a in p.channels),
+        widths=widths,
         products=tuple(products),
     )
 
@@ -132,14 +135,14 @@ def _common(groups: Sequence[tuple[Leaf, ...]]) -> tuple[Leaf, ...]:
 
 
 def _alike(a: Roles, b: Roles, free: frozenset[Axis]) -> bool:
-    """Return whether attentions have the same positions, widths, masks, decays and numbers."""
+    """Return whether attentions have the same positions, masks, decays and numbers."""
     plain = ("stabilized", "delta", "transition", "turn", "initial", "beside")
     same = ("query_position", "key_position", "mask", "causal", "normalize", "eps", "post_counts")
     if any(getattr(x, name) for x in (a, b) for name in plain):
         return False
     if any(getattr(a, name) != getattr(b, name) for name in (*same, "lag", "lags", "reverse")):
         return False
-    if {*a.widths} != {*b.widths} or {*a.batch} != {*b.batch}:
+    if {*a.batch} != {*b.batch}:
         return False
     if a.normalize and not math.isclose(a.post, b.post, rel_tol=EQUAL):
         return False
