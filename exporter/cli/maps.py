@@ -131,8 +131,7 @@ def choose(
     error: Annotated[
         float,
         typer.Option(
-            help="Largest kernel error: root mean square over pairs of a query and a key, "
-            "relative to the kernel's.",
+            help="Largest error, relative: of attention's output from softmax's, or of the kernel.",
             rich_help_panel=Panel.COMMON,
         ),
     ] = 0.1,
@@ -143,17 +142,36 @@ def choose(
             rich_help_panel=Panel.COMMON,
         ),
     ] = 0.95,
+    quantity: Annotated[
+        str | None,
+        typer.Option(
+            "--of",
+            help="What the error is of: output, that of attention, or kernel, root mean square "
+            "over pairs of a query and a key.",
+            rich_help_panel=Panel.COMMON,
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="simulation draws each map until the probability is shown with a confidence of "
+            "0.999; inequality (Markov's) bounds the kernel error by its variance, with many more "
+            "features.",
+            rich_help_panel=Panel.COMMON,
+        ),
+    ] = "simulation",
     absolute: Annotated[
         bool,
         typer.Option(
-            "--absolute", help="The kernel error is not relative.", rich_help_panel=Panel.COMMON
+            "--absolute", help="A kernel error is not relative.", rich_help_panel=Panel.COMMON
         ),
     ] = False,
     output_error: Annotated[
         float | None,
         typer.Option(
-            help="Largest measured error of attention's output from softmax's, relative: that of "
-            "--error unless given.",
+            help="Beside a kernel error, the largest measured error of the output: that of --error "
+            "unless given.",
             rich_help_panel=Panel.COMMON,
         ),
     ] = None,
@@ -171,8 +189,8 @@ def choose(
 ) -> None:
     """Plan the features of every map for an error with a probability; name the cheapest.
 
-    How many features a map needs follows from its exact variance; output error, time and memory
-    with so many are measured. Exits with 3 where no map fits.
+    How many features a map needs is found by drawing it many times; time and memory with so many
+    are measured. Exits with 3 where no map fits.
     """
     with guarded(json):
         from linexport.errors import ParityError
@@ -183,6 +201,8 @@ def choose(
             length,
             error=error,
             probability=probability,
+            quantity=quantity,
+            method=method,
             absolute=absolute,
             output_error=output_error,
             most_features=most_features,
@@ -246,6 +266,7 @@ def register(app: typer.Typer) -> None:
         choose,
         "linexport maps choose",
         "linexport maps choose --error 0.05 --probability 0.99",
+        "linexport maps choose --of kernel --by inequality",
         "linexport maps choose --data model.pt --most-features 1024",
     )
     app.add_typer(maps, name="maps")

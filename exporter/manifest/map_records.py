@@ -93,16 +93,22 @@ class MapRow(MapAccuracy):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(MapRow):
-    """One map with as many features as a promise on its kernel error takes.
+    """One map with as many features as a promise on its error takes.
 
     Attributes:
-        needed: M that the promise takes; more than ``features`` may be. None where theory has none.
-        expected_error: bound on the mean kernel error with ``features``, by Jensen's inequality.
+        needed: M that the promise takes; by the inequality it may be more than ``features``. None
+            where no M is known to keep it.
+        expected_error: bound on the mean kernel error with ``features``, by Jensen's inequality;
+            None of a simulation.
+        simulated: draws that a simulation shows the promise with; None where there are none.
+        kept: of them, those with no larger error.
         fits: the promise holds, and the output error is within its limit.
     """
 
     needed: int | None = None
     expected_error: float | None = None
+    simulated: int | None = None
+    kept: int | None = None
     fits: bool = False
 
 
@@ -159,13 +165,17 @@ class MapComparison(MapMeasurement):
 
 @dataclass(frozen=True, kw_only=True)
 class MapPlan(MapMeasurement):
-    """How many features of each map keep its kernel error with a probability, and the cheapest.
+    """How many features of each map keep an error with a probability, and the cheapest.
 
     Attributes:
-        error: largest kernel error, root mean square over the pairs.
-        absolute: it is not relative to the root mean square of the kernel.
+        quantity: what the error is of: "output" of attention, relative to softmax attention, or the
+            map's "kernel", root mean square over the pairs.
+        method: "simulation" by draws of the map, or "inequality" from the kernel's variance.
+        confidence: with which a simulation shows the probability; None of the inequality.
+        error: the largest.
+        absolute: a kernel error is not relative to the root mean square of the kernel.
         probability: of no larger one, over the draws of a map.
-        output_error: largest error of the output that fits, relative to softmax attention.
+        output_error: largest measured error of the output that fits, relative to softmax attention.
         most_features: largest M that fits.
         pairs: of queries and keys that the promise is about.
         rows: one for each map; those that fit first, by time.
@@ -173,6 +183,9 @@ class MapPlan(MapMeasurement):
     """
 
     kind: Literal["map_plan"] = "map_plan"
+    quantity: str
+    method: str
+    confidence: float | None
     error: float
     absolute: bool
     probability: float

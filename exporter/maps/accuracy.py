@@ -89,6 +89,18 @@ def judge(maps: Sequence[FeatureMap], against: SoftmaxReference) -> MapAccuracy:
     return MapAccuracy(**found, reason=reason)
 
 
+def output_error(module: FeatureMap, against: SoftmaxReference) -> float:
+    """Return the error of attention with one draw of a map; infinite where it is not finite."""
+    return _output(module, against)["error"]
+
+
+def kernel_error(module: FeatureMap, q: Array, k: Array, absolute: bool = False) -> float:
+    """Return the root mean square error of phi(q) . phi(k), over that of the kernel or not."""
+    with np.errstate(all="ignore"):
+        kernel = module.kernel_value(q, k)
+        return _rms(products(module, q, k) - kernel) / (1.0 if absolute else _rms(kernel))
+
+
 def _output(module: FeatureMap, against: SoftmaxReference) -> dict[str, float]:
     """Normalised attention without eps, head by head: what eps would hide is to be seen."""
     errors, sizes = [], []

@@ -36,11 +36,11 @@ class MapChoice:
     kind: str
     options: JsonObject
 
-    def draws(self, d: int, samples: HeadSamples, seed: int) -> list[FeatureMap]:
+    def draws(self, d: int, samples: HeadSamples, seed: int, most: int = DRAWS) -> list[FeatureMap]:
         """The map, with several seeds where it is random, fitted where it can be."""
         random = feature_maps.find_map(self.kind).exactness == UNBIASED
         found = []
-        for draw in range(DRAWS if random else 1):
+        for draw in range(most if random else 1):
             extra = {"seed": seed + draw} if random else {}
             module = feature_maps.make(self.kind, d, {**self.options, **extra})
             fit = getattr(module, "fit", None)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NONE = "–"
 _MANY = 10**8
+EXPECTED = "Expected: bound on the mean kernel error"
+KEPT = "Kept: draws within the error, of those that show the promise"
 
 
 def headline(plan: MapPlan) -> str:
@@ -35,11 +37,16 @@ def headline(plan: MapPlan) -> str:
 
 def promise(plan: MapPlan) -> str:
     """Return a sentence on what is promised."""
+    shown = "by Markov's inequality"
+    if plan.confidence is not None:
+        shown = f"shown by simulation with confidence {plan.confidence:g}"
+    chance = f"with probability {plan.probability:g} over the draws, {shown}"
+    if plan.quantity == "output":
+        return f"Output within {amount(plan.error)} of softmax attention {chance}."
     scale = "absolute" if plan.absolute else "relative to the kernel's"
     return (
         f"Kernel error of at most {amount(plan.error)} (root mean square over {count(plan.pairs)} "
-        f"pairs, {scale}) with probability {plan.probability:g} over the draws; output within "
-        f"{amount(plan.output_error)} of softmax attention."
+        f"pairs, {scale}) {chance}; output within {amount(plan.output_error)} of softmax attention."
     )
 
 
@@ -54,14 +61,16 @@ def print_plan(plan: MapPlan, console: Console) -> None:
     grid = Grid(box=None, pad_edge=False)
     for name in ("", "Map"):
         grid.add_column(name, no_wrap=True)
-    for name in ("M needed", "Expected", "Kernel", "Output", "µs/ token", "State, KB"):
+    simulated = plan.method == "simulation"
+    promised = "Kept" if simulated else "Expected"
+    for name in ("M needed", promised, "Kernel", "Output", "µs/ token", "State, KB"):
         grid.add_column(name, justify="right")
     for row in plan.rows:
         grid.add_row(*_cells(row), style="bold" if row.map == plan.chosen else "")
     console.print(grid)
     console.print(
-        "\n✓ fits. Expected: bound on the mean kernel error; Kernel, Output: measured errors; with "
-        f"M needed or, where that is more than {count(plan.most_features)}, with so many.",
+        f"\n✓ fits. {KEPT if simulated else EXPECTED}; Kernel, Output: measured errors; with M "
+        f"needed or, where that is more than {count(plan.most_features)}, with so many.",
         style="dim",
     )
     for row in plan.rows:
@@ -73,11 +82,13 @@ def _cells(row: PlanRow) -> list[str]:
     needed = NONE if row.needed is None else count(row.needed)
     if row.needed is not None and row.needed >= _MANY:
         needed = f"{float(row.needed):.0e}"
-    errors = (row.expected_error, row.kernel_error, row.output_error)
+    errors = (row.kernel_error, row.output_error)
+    promised = NONE if row.expected_error is None else _error(row.expected_error)
     return [
         "✓" if row.fits else "",
         row.map,
         needed,
+        f"{row.kept}/{row.simulated}" if row.simulated else promised,
         *(NONE if error is None else _error(error) for error in errors),
         NONE if row.us_per_token is None else amount(row.us_per_token),
         NONE if row.state_bytes is None else amount(row.state_bytes / 1024),

@@ -1,8 +1,8 @@
 """Planning features: the promise holds over draws, and what is chosen is what was measured.
 
-The promise says P(error > e) <= 1 - p. With so many successes in N draws, the hypothesis that their
-probability is below p is rejected where a binomial of p would have as few with a chance of 1e-6 in
-all checks of this file together.
+A promise says P(error > e) <= 1 - p. With so many successes in N draws, the hypothesis that their
+probability is not below p is rejected where a binomial of p would have as few with a chance of 1e-6
+in all checks of this file together.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ from linexport.manifest.map_records import MapPlan
 from linexport.maps import accuracy, choose_map
 from linexport.maps.attention_samples import HeadSamples, random_samples
 from linexport.maps.required_features import Promise, RequiredFeatures, required_features
+from linexport.maps.simulated_features import (
+    CONFIDENCE,
+    Goal,
+    SimulatedFeatures,
+    allowed_failures,
+    simulated_features,
+)
 from linexport.models import feature_maps
 from linexport.models.feature_maps.base import UNBIASED
 from linexport.models.feature_maps.favor_flat import FavorFlat
@@ -140,10 +147,123 @@ def test_a_higher_probability_takes_more_features_and_so_does_an_absolute_error(
     assert other == pytest.approx(plain * (kernel**2).mean(), rel=0.1)
 
 
+# By simulation
+
+
+def goal(quantity: str, kind: str, probability: float) -> tuple[HeadSamples, Promise, Goal]:
+    samples, promise = given(kind, probability)
+    against = accuracy.reference(samples)
+    pairs = promise.queries, promise.keys
+    error_of = {
+        "output": lambda module: accuracy.output_error(module, against),
+        "kernel": lambda module: accuracy.kernel_error(module, *pairs),
+    }[quantity]
+    return samples, promise, Goal(error_of, promise.error, probability)
+
+
+def refuted(planned: SimulatedFeatures, kind: str, wanted: Goal, draws: int, first: int) -> bool:
+    """Return whether draws of their own show, at ``CHANCE``, that a promise does not hold."""
+    successes = 0
+    for seed in range(first, first + draws):
+        module = feature_maps.make(kind, 4, {**planned.options, "seed": seed})
+        successes += wanted.error_of(module) <= wanted.limit
+    return bool(stats.binom.cdf(successes, draws, wanted.probability) < CHANCE)
+
+
+@pytest.mark.parametrize(
+    ("plans", "draws"), [(3, 100), pytest.param(60, 1000, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("quantity", ["output", "kernel"])
+def test_the_promise_of_a_simulation_holds_for_many_plans(
+    quantity: str, plans: int, draws: int
+) -> None:
+    """Each holds with a confidence of 0.999, and is checked with draws that it has not seen."""
+    kinds = ("trigonometric", "favor+", "laplace")
+    broken, found = 0, []
+    for seed in range(plans):
+        kind, probability = kinds[seed % 3], (0.8, 0.9)[seed % 2]
+        samples, _, wanted = goal(quantity, kind, probability)
+        planned = simulated_features(kind, samples, wanted, 4096, 10_000 * seed)
+        assert planned.needed is not None
+        failures = planned.draws - planned.kept
+        assert failures <= allowed_failures(planned.draws, probability, 1 - CONFIDENCE)
+        broken += refuted(planned, kind, wanted, draws, 50_000_000)
+        found.append(planned.needed)
+    # Of so many plans as many as one in a thousand may be broken, and be noticed.
+    assert stats.binom.sf(broken - 1, plans, 1 - CONFIDENCE) > 1e-6
+    assert max(found) < 400
+
+
+def test_a_simulation_asks_for_a_fraction_of_what_the_inequality_does() -> None:
+    samples, promise, of_kernel = goal("kernel", "favor+", 0.8)
+    bounded = required_features("favor+", samples, promise, 65536).needed
+    kernel = simulated_features("favor+", samples, of_kernel, 4096, 0).needed
+    output = simulated_features("favor+", samples, goal("output", "favor+", 0.8)[2], 4096, 0).needed
+    assert bounded is not None and kernel is not None and output is not None
+    assert output < kernel / 3 and kernel < bounded / 4
+    # An eighth of the features breaks the promise.
+    fewer = SimulatedFeatures(output // 8, {"features": output // 8})
+    assert refuted(fewer, "favor+", goal("output", "favor+", 0.8)[2], 150, 0)
+
+
+@pytest.mark.slow
+def test_a_simulation_finds_features_where_the_inequality_asks_for_a_billion() -> None:
+    """Kernels of wide heads vary by orders of magnitude, of which the output shows little."""
+    samples = random_samples(64, 256, 0)
+    promise = Promise(*accuracy.random_pairs(samples), 0.1, False, 0.95)
+    bounded = required_features("favor+", samples, promise, 4096).needed
+    against = accuracy.reference(samples)
+    wanted = Goal(lambda module: accuracy.output_error(module, against), 0.8, 0.95)
+    found = simulated_features("favor+", samples, wanted, 4096, 0)
+    assert bounded is not None and bounded > 1e8
+    assert found.needed is not None and found.needed <= 4096
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize("chance", [1e-3, 1e-5])
+def test_allowed_failures_are_those_of_clopper_and_pearson(
+    probability: float, chance: float
+) -> None:
+    for draws in (1, 30, 200, 1500):
+        failures = allowed_failures(draws, probability, chance)
+        for few in (failures, failures + 1):
+            successes = draws - few
+            lower = stats.beta.ppf(chance, successes, few + 1) if 0 < successes <= draws else 0.0
+            shown = bool(lower >= probability * (1 - 1e-9))
+            assert few < 0 or shown is (few <= failures)
+
+
+def test_a_plan_by_simulation_is_of_the_output(simulated: MapPlan) -> None:
+    rows = {row.map: row for row in simulated.rows}
+    assert simulated.quantity == "output" and simulated.confidence == CONFIDENCE
+    favor = rows["favor+"]
+    assert favor.needed == favor.features and favor.kept <= favor.simulated
+    assert favor.expected_error is None and favor.fits
+    assert rows["elu1"].fits and rows["elu1"].output_error <= 0.8
+    assert rows["elu1"].simulated is None
+    assert rows["identity"].needed is None and "however often" in rows["identity"].reason
+    assert "bidirectional only" in rows["softmax_time"].reason
+
+
 @pytest.fixture(scope="module")
 def plan() -> MapPlan:
     maps = ["relu", "elu1", "taylor2", "favor+", "laplace", "pseudo_keys", "softmax_time"]
-    return choose_map(8, 64, error=0.4, probability=0.8, output_error=0.9, maps=maps, threads=1)
+    return choose_map(
+        8,
+        64,
+        error=0.4,
+        probability=0.8,
+        method="inequality",
+        output_error=0.9,
+        maps=maps,
+        threads=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def simulated() -> MapPlan:
+    maps = ["identity", "elu1", "favor+", "softmax_time"]
+    return choose_map(8, 64, error=0.8, probability=0.8, maps=maps, threads=1)
 
 
 def test_the_fastest_that_fits_is_chosen(plan: MapPlan) -> None:
@@ -163,7 +283,8 @@ def test_the_fastest_that_fits_is_chosen(plan: MapPlan) -> None:
 
 
 def test_where_none_fits_that_is_said() -> None:
-    found = choose_map(8, 64, error=0.01, maps=["elu1", "favor+"], threads=1)
+    maps = ["elu1", "favor+"]
+    found = choose_map(8, 64, error=0.01, method="inequality", maps=maps, threads=1)
     assert found.chosen is None and not any(row.fits for row in found.rows)
     assert map_plan.headline(found).startswith("None: no map fits. The nearest")
     assert "from softmax attention" in next(r for r in found.rows if r.map == "elu1").reason
@@ -174,10 +295,16 @@ def test_where_none_fits_that_is_said() -> None:
     [
         ({"error": 0.0}, "The error is 0; expected a number above 0"),
         ({"error": float("nan")}, "The error is nan"),
-        ({"output_error": -1.0}, "The output error is -1"),
+        ({"output_error": -1.0, "quantity": "kernel"}, "The output error is -1"),
         ({"probability": 1.0}, "The probability is 1; expected between 0 and 1"),
         ({"most_features": 1}, "At most 1 features"),
         ({"maps": ["favour"]}, "Did you mean 'favor"),
+        ({"quantity": "kernels"}, "The quantity is 'kernels'; expected output or kernel"),
+        ({"method": "markov"}, "The method is 'markov'; expected simulation or inequality"),
+        ({"method": "inequality", "quantity": "output"}, "bounds the error of the kernel"),
+        ({"absolute": True}, "belong to a promise on the kernel"),
+        ({"output_error": 0.5}, "belong to a promise on the kernel"),
+        ({"probability": 0.9999}, "a simulation shows 0.999 at most"),
         ({"length": 0}, "Length 0"),
     ],
 )
@@ -200,9 +327,11 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     assert found.json()["chosen"] is None and found.json()["kind"] == "map_plan"
 
 
-def test_the_plan_fits_eighty_columns(plan: MapPlan) -> None:
+@pytest.mark.parametrize("method", ["plan", "simulated"])
+def test_the_plan_fits_eighty_columns(method: str, request: pytest.FixtureRequest) -> None:
     from rich.console import Console
 
+    plan = request.getfixturevalue(method)
     console = Console(width=80, record=True, file=io.StringIO())
     map_plan.print_plan(plan, console)
     text = console.export_text()

@@ -1,6 +1,6 @@
 """Queries and keys of scores that are a sum of products: their features side by side.
 
-    [c_1 q_1, c_2 q_2, ..]    [k_1, k_2, ..]        for every head
+[c_1 q_1, c_2 q_2, ..]    [k_1, k_2, ..]        for every head
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ TURNS = ("cos", "sin")
 BOOLEAN = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or"}
 """Operators that give truth values."""
 
-MAX_TERMS, MAX_FACTORS, MAX_NESTED = 6, 14, 120
+MAX_TERMS, MAX_FACTORS, MAX_NESTED = 10, 14, 400
 """Larger forms are not attention; they are given up for opaque values. The last counts the factors
 of all sums within sums: a step of Sinkhorn's iteration, x / sum(x), has twice those of the last."""
 

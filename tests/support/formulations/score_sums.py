@@ -231,3 +231,11 @@ def a_masked_sum_of_scores(q, k, v):
     kept = (v[:, 0, :, 0] > -1)[:, None, None]
     scores = (q1 @ k1.mT + q2 @ k2.mT).tril().masked_fill(~kept, 0.0)
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
+
+
+@formulation(COLLECTED)
+def eight_products_over_their_sum(q, k, v):
+    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
+    powers = range(1, 9)
+    scores = sum((q / p).exp() @ (k / p).sigmoid().mT for p in powers).tril()
+    return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
