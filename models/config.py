@@ -26,10 +26,16 @@ def bounded(
     *,
     at_least: float | None = None,
     above: float | None = None,
+    at_most: float | None = None,
     multiple_of: int | None = None,
 ) -> Any:
-    """A field of an options dataclass whose values are limited from below, or to multiples."""
-    limits = {"at_least": at_least, "above": above, "multiple_of": multiple_of}
+    """A field of an options dataclass whose values are limited to a range, or to multiples."""
+    limits = {
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "multiple_of": multiple_of,
+    }
     return field(default=default, metadata={k: v for k, v in limits.items() if v is not None})
 
 
@@ -90,6 +96,8 @@ def _fits(value: Any, hint: Any, limits: Field[Any]) -> bool:
         return True
     above, at_least = limits.metadata.get("above"), _at_least(limits, type(value) is int, kinds)
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
+    at_most = limits.metadata.get("at_most")
+    inside = inside and (at_most is None or value <= at_most)
     multiple = limits.metadata.get("multiple_of")
     return inside and math.isfinite(value) and (multiple is None or value % multiple == 0)
 
@@ -112,6 +120,8 @@ def _expected(hint: object, limits: Field[Any]) -> str:
     above, at_least = limits.metadata.get("above"), _at_least(limits, True, kinds)
     bound = f" > {above:g}" if above is not None else ""
     bound += f" >= {at_least:g}" if at_least is not None else ""
+    at_most = limits.metadata.get("at_most")
+    bound += "" if at_most is None else f" and <= {at_most:g}" if bound else f" <= {at_most:g}"
     multiple = limits.metadata.get("multiple_of")
     bound += f", a multiple of {multiple}" if multiple else ""
     names = ["None" if k is type(None) else k.__name__ for k in kinds]

@@ -28,6 +28,15 @@ EXACT, UNBIASED, FITTED = "exact", "unbiased", "fitted"
 
 Array = NDArray[np.float64]
 
+MOST_FEATURES = 2**20
+"""Features that may be chosen: their draws, of heads of width 128, are 512 MB."""
+
+RANGE = {"at_least": 1e-6, "at_most": 1e6}
+"""Limits of lengths and scales that may be chosen: float32 holds what is computed of them."""
+
+MOST_FACTORS = 15
+"""Degree of a polynomial whose multiplicities float32 and the kernels hold."""
+
 MAPS: dict[str, type[FeatureMap]] = {}
 """Maps that were defined so far, by kind."""
 
@@ -110,6 +119,11 @@ class FeatureMap(WideBuffers, ABC):
 
     def __init__(self, head_dim: int, options: Any = None) -> None:
         super().__init__()
+        if head_dim < 1:
+            raise UsageError(
+                f"Feature map {self.kind!r} is made for heads of width {head_dim}; expected at "
+                "least 1."
+            )
         self.head_dim = head_dim
         self.options = self.Options() if options is None else options
 

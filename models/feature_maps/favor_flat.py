@@ -28,7 +28,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
+from linexport.models.feature_maps.base import MOST_FEATURES, UNBIASED, Array, ExponentialMap
 from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.projected import ProjectionOptions
 from linexport.plugins.ops.body import Body
@@ -54,9 +54,9 @@ class FavorFlatOptions:
         orthogonal: w_j orthogonal in blocks of d.
     """
 
-    features: int = bounded(128, at_least=2)
-    sharpness: float = bounded(1.0, above=0)
-    floor: float = bounded(1.0, above=0)
+    features: int = bounded(128, at_least=2, at_most=MOST_FEATURES)
+    sharpness: float = bounded(1.0, at_least=1e-6, at_most=10.0)
+    floor: float = bounded(1.0, above=0, at_most=1e30)
     seed: int = bounded(0, at_least=0)
     orthogonal: bool = True
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
+from linexport.models.feature_maps.base import RANGE, UNBIASED, Array, ExponentialMap
 from linexport.models.feature_maps.favor import Favor, half_square_onnx
 from linexport.models.feature_maps.projected import ProjectionOptions
 from linexport.plugins.ops.body import Body
@@ -37,7 +37,7 @@ class FavorGaussianOptions(ProjectionOptions):
         bandwidth: tau; None: sqrt(2 d), how far apart queries and keys of unit variance are.
     """
 
-    bandwidth: float | None = bounded(None, above=0)
+    bandwidth: float | None = bounded(None, **RANGE)
 
 
 class FavorGaussian(ExponentialMap):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
+from linexport.models.feature_maps.base import MOST_FEATURES, RANGE
 from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.laplace import Laplace, LaplaceOptions
 from linexport.models.feature_maps.product import ProductMap
@@ -24,8 +25,8 @@ class FavorLaplaceOptions:
         seed: of the draws.
     """
 
-    features: int = bounded(256, multiple_of=2)
-    delta: float | None = bounded(None, above=0)
+    features: int = bounded(256, multiple_of=2, at_most=MOST_FEATURES)
+    delta: float | None = bounded(None, **RANGE)
     seed: int = bounded(0, at_least=0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
+from linexport.models.feature_maps.base import MOST_FEATURES, RANGE
 from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.local import Local, LocalOptions
 from linexport.models.feature_maps.product import ProductMap
@@ -25,9 +26,9 @@ class FavorLocalOptions:
         seed: of the draws.
     """
 
-    features: int = bounded(256, multiple_of=2)
-    delta: float = bounded(1.0, above=0)
-    tau: float = bounded(0.25, above=0)
+    features: int = bounded(256, multiple_of=2, at_most=MOST_FEATURES)
+    delta: float = bounded(1.0, **RANGE)
+    tau: float = bounded(0.25, **RANGE)
     seed: int = bounded(0, at_least=0)
 
 

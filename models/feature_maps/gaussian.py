@@ -29,7 +29,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws, orthogonal
-from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, Array
 from linexport.models.feature_maps.fourier import FourierMap, is_cauchy
 from linexport.models.feature_maps.projected import mean_square
 from linexport.plugins.ops.body import Body
@@ -38,6 +38,9 @@ from linexport.plugins.ops.feature_map import Parameter
 PAIRS = 4096
 BANDWIDTHS = np.geomspace(0.05, 20, 61)
 """Values of sigma that a fit tries, as multiples of the root mean square of |q - k|."""
+
+
+MOST_HEADS = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +57,9 @@ class GaussianOptions:
         orthogonal: w_j orthogonal in blocks of d.
     """
 
-    features: int = bounded(128, multiple_of=2)
-    bandwidth: float | list[float] | None = field(default=None, metadata={"above": 0})
-    heads: int = 1
+    features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
+    bandwidth: float | list[float] | None = field(default=None, metadata=RANGE)
+    heads: int = bounded(1, at_least=1, at_most=MOST_HEADS)
     seed: int = bounded(0, at_least=0)
     orthogonal: bool = True
 
@@ -88,12 +91,13 @@ class Gaussian(FourierMap):
         given, heads = self.options.bandwidth, self.options.heads
         if not isinstance(given, list):
             return [float(self._default() if given is None else given)] * heads
-        numbers = all(type(x) in (int, float) and 0 < x < math.inf for x in given)
+        least, most = RANGE["at_least"], RANGE["at_most"]
+        numbers = all(type(x) in (int, float) and least <= x <= most for x in given)
         if not (given and numbers and heads in (1, len(given))):
             expected = "" if heads == 1 else f", {heads:,} of them as 'heads' says"
             raise UsageError(
-                f"Feature map {self.kind!r} has the bandwidths {given!r}; expected a number above "
-                f"0 for each head{expected}."
+                f"Feature map {self.kind!r} has the bandwidths {given!r}; expected a number from "
+                f"{least:g} to {most:g} for each head{expected}."
             )
         return [float(x) for x in given]
 

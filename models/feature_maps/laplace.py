@@ -18,7 +18,7 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, Array
 from linexport.models.feature_maps.fourier import FourierMap, is_cauchy
 
 
@@ -33,8 +33,8 @@ class LaplaceOptions:
         seed: of the draws.
     """
 
-    features: int = bounded(128, multiple_of=2)
-    delta: float | None = bounded(None, above=0)
+    features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
+    delta: float | None = bounded(None, **RANGE)
     seed: int = bounded(0, at_least=0)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, UNBIASED, Array, FeatureMap
 from linexport.models.feature_maps.l1_ball import smoothed_indicator, uniform_in_ball, volume
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -52,9 +52,9 @@ class LocalOptions:
         seed: of the draws.
     """
 
-    features: int = bounded(128, multiple_of=2)
-    delta: float = bounded(1.0, above=0)
-    tau: float = bounded(0.25, above=0)
+    features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
+    delta: float = bounded(1.0, **RANGE)
+    tau: float = bounded(0.25, **RANGE)
     seed: int = bounded(0, at_least=0)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import Array, FeatureMap
+from linexport.models.feature_maps.base import MOST_FACTORS, Array, FeatureMap
 from linexport.models.feature_maps.pairs import check_memory
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -36,7 +36,7 @@ class MonomialsOptions:
         memory_limit_gib: largest state of one head.
     """
 
-    degree: int = 3
+    degree: int = bounded(3, at_least=1, at_most=MOST_FACTORS)
     memory_limit_gib: float = bounded(1.0, above=0)
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import Array, FeatureMap
+from linexport.models.feature_maps.base import MOST_FACTORS, Array, FeatureMap
 from linexport.models.feature_maps.monomials import components, count_monomials, multiplicities
 from linexport.models.feature_maps.pairs import check_memory
 from linexport.plugins.ops.body import Body
@@ -40,6 +40,9 @@ from linexport.plugins.ops.feature_map import Parameter
 
 ROUNDING = float(np.finfo(np.float32).eps)
 """A term about the centre that is below 0 by this part of (t + c)^n at most, for t >= 0, is 0."""
+
+SMALLEST = 1e-30
+"""The largest coefficient is not below it, so that float32 holds the digits of those that count."""
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -130,10 +133,12 @@ def _checked(coefficients: Sequence[float]) -> Sequence[float]:
     # A feature's square is a coefficient times its multiplicity, at most n!.
     largest = LARGEST / math.factorial(max(len(coefficients) - 1, 0))
     numbers = all(isinstance(a, int | float) and 0 <= a <= largest for a in coefficients)
-    if not (numbers and len(coefficients) > 1 and coefficients[-1] > 0):
+    degrees = 1 < len(coefficients) <= MOST_FACTORS + 1
+    if not (numbers and degrees and coefficients[-1] > 0 and max(coefficients) >= SMALLEST):
         raise UsageError(
             f"Feature map 'polynomial' has coefficients {list(coefficients)!r}; expected two "
-            f"numbers or more, a_0 to a_n, of 0 to {largest:.1g} and the last above 0."
+            f"to {MOST_FACTORS + 1} numbers, a_0 to a_n, of 0 to {largest:.1g}, the last above 0 "
+            f"and the largest at least {SMALLEST:g}."
         )
     return coefficients
 

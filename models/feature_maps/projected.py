@@ -19,7 +19,7 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws, orthogonal
-from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+from linexport.models.feature_maps.base import MOST_FEATURES, UNBIASED, Array, FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ProjectionOptions:
         orthogonal: w_j orthogonal in blocks of d.
     """
 
-    features: int = 128
+    features: int = bounded(128, at_least=1, at_most=MOST_FEATURES)
     seed: int = bounded(0, at_least=0)
     orthogonal: bool = True
 
@@ -41,7 +41,7 @@ class ProjectionOptions:
 class PairedProjectionOptions(ProjectionOptions):
     """Options of a map with two features for each w_j: M is even."""
 
-    features: int = bounded(128, multiple_of=2)
+    features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
 
 
 class ProjectedMap(FeatureMap):

@@ -21,7 +21,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import FITTED, Array, FeatureMap
+from linexport.models.feature_maps.base import FITTED, MOST_FEATURES, Array, FeatureMap
 from linexport.models.static_memory.kmeans import kmeans
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -36,7 +36,7 @@ class PseudoKeysOptions:
         seed: of the first centroids and of k-means.
     """
 
-    features: int = 64
+    features: int = bounded(64, at_least=1, at_most=MOST_FEATURES)
     seed: int = bounded(0, at_least=0)
 
 

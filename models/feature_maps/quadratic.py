@@ -36,7 +36,7 @@ class QuadraticOptions(PairsOptions):
         c: the constant.
     """
 
-    c: float = bounded(0.0, at_least=0)
+    c: float = bounded(0.0, at_least=0, at_most=1e6)
 
 
 class Quadratic(PairsMap):

@@ -27,7 +27,13 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+from linexport.models.feature_maps.base import (
+    MOST_FACTORS,
+    MOST_FEATURES,
+    UNBIASED,
+    Array,
+    FeatureMap,
+)
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
@@ -42,8 +48,8 @@ class TensorSketchOptions:
         seed: of the draws.
     """
 
-    features: int = bounded(128, multiple_of=2)
-    degree: int = 2
+    features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
+    degree: int = bounded(2, at_least=1, at_most=MOST_FACTORS)
     seed: int = bounded(0, at_least=0)
 
 

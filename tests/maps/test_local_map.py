@@ -164,10 +164,10 @@ def test_positive_features_of_nearness_survive_normalisation() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delta": 0.0}, r"'delta' is 0.0; expected float > 0"),
-        ({"delta": -1.0}, r"'delta' is -1.0; expected float > 0"),
+        ({"delta": 0.0}, r"'delta' is 0.0; expected float >= 1e-06 and <= "),
+        ({"delta": -1.0}, r"'delta' is -1.0; expected float >= 1e-06 and <= "),
         ({"features": 0}, r"'features' is 0; expected int >= 1"),
-        ({"features": 7}, r"'features' is 7; expected int >= 1, a multiple of 2"),
+        ({"features": 7}, r"'features' is 7; expected int >= 1 and <= .*, a multiple of 2"),
         ({"seed": -1}, r"'seed' is -1; expected int >= 0"),
         ({"dleta": 1.0}, r"unknown key 'dleta'. Did you mean 'delta'"),
     ],
@@ -179,5 +179,5 @@ def test_bad_options_are_refused(kind: str, options: dict[str, float], message: 
 
 @pytest.mark.parametrize("tau", [0.0, -0.25, float("nan"), float("inf")])
 def test_tau_is_positive(tau: float) -> None:
-    with pytest.raises(UsageError, match=r"'tau' is .*; expected float > 0"):
+    with pytest.raises(UsageError, match=r"'tau' is .*; expected float >= 1e-06"):
         feature_maps.make("local", 3, {"tau": tau})
