@@ -8,6 +8,7 @@ Nothing but plain containers and tensors, so that ``torch.load(weights_only=True
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,8 +22,16 @@ FORMAT = "linexport"
 VERSION = 1
 
 
-def save(module: ReferenceModel, path: str | Path) -> None:
-    """Write the file whole or not at all: an interrupted save leaves what was there before."""
+def save(
+    module: ReferenceModel, path: str | Path, notes: Mapping[str, object] | None = None
+) -> None:
+    """Write the file whole or not at all: an interrupted save leaves what was there before.
+
+    Args:
+        module: to be written.
+        path: of the file.
+        notes: further entries, of plain data, which ``load`` does not read.
+    """
     target = Path(path)
     content = {
         "format": FORMAT,
@@ -30,6 +39,7 @@ def save(module: ReferenceModel, path: str | Path) -> None:
         "model": module.name,
         "config": module.config,
         "state_dict": module.state_dict(),
+        **(notes or {}),
     }
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -30,7 +30,7 @@ from linexport.manifest.linearization_records import (
     LinearizationReport,
     OriginalRecord,
 )
-from linexport.manifest.records import StageRecord
+from linexport.manifest.records import SoftmaxOriginal, StageRecord
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
 from linexport.sources.default_dims import default_dims
@@ -75,7 +75,15 @@ class Linearization:
         Raises:
             LinexportError: see ``save.save``.
         """
-        save(self.loaded, Path(path))
+        report = self.report
+        timed = (report.latency or ()) if report.over == "tokens" else ()
+        original = SoftmaxOriginal(
+            description=report.source.description,
+            cpu=str(report.environment["cpu"]),
+            lengths=tuple(row.length for row in timed),
+            milliseconds=tuple(row.best_original_ms for row in timed),
+        )
+        save(self.loaded, Path(path), original)
 
 
 def linearize(

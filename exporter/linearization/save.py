@@ -6,14 +6,17 @@ A reference model becomes a linexport checkpoint. Any other module becomes an ex
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import torch
 
 from linexport.errors import UsageError
+from linexport.manifest.records import SoftmaxOriginal
 from linexport.models import checkpoint
 from linexport.models.registry import ReferenceModel
+from linexport.sources.linearized import NAME, as_json
 from linexport.sources.loaded_model import LoadedModel
 from linexport.trace import export_program
 
@@ -42,8 +45,8 @@ def check_checkpoint_path(path: Path, reference: bool, overwrite: bool) -> None:
         raise UsageError(f"{path} is there already. Pass --overwrite, or choose another name.")
 
 
-def save(linear: LoadedModel, path: Path) -> None:
-    """Write the file whole or not at all.
+def save(linear: LoadedModel, path: Path, original: SoftmaxOriginal) -> None:
+    """Write the file whole or not at all, with what it is a linear form of.
 
     Raises:
         BuildError, UnsupportedModelError: torch cannot export the module; see ``export_program``.
@@ -51,13 +54,14 @@ def save(linear: LoadedModel, path: Path) -> None:
     """
     try:
         if isinstance(linear.module, ReferenceModel):
-            checkpoint.save(linear.module, path)
+            checkpoint.save(linear.module, path, {NAME: as_json(original)})
             return
         program = linear.program or export_program(linear)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with temporary.open("wb") as file:
-                torch.export.save(program, file)
+                notes = {f"{NAME}.json": json.dumps(as_json(original))}
+                torch.export.save(program, file, extra_files=notes)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

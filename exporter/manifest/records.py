@@ -48,6 +48,23 @@ def named(shape: RecordedShape) -> tuple[int | str, ...]:
 
 
 @dataclass(frozen=True)
+class SoftmaxOriginal:
+    """The model with softmax attention that a linear form was made of, timed on that occasion.
+
+    Attributes:
+        description: one line for people.
+        cpu: that it was timed on.
+        lengths: in tokens, for one row.
+        milliseconds: at each length, of its export or in PyTorch, whichever is faster.
+    """
+
+    description: str
+    cpu: str
+    lengths: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class SourceRecord:
     """The original.
 
@@ -58,6 +75,7 @@ class SourceRecord:
         sha256: of its files; None for a factory, which is code, and for an object.
         description: one line for people.
         weights_sha256: of the weights that a factory gave, or an object has; None for files.
+        linearized: what it is a linear form of; None where it is none.
     """
 
     kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory", "object"]
@@ -65,6 +83,7 @@ class SourceRecord:
     sha256: str | None
     description: str
     weights_sha256: str | None = None
+    linearized: SoftmaxOriginal | None = None
 
 
 @dataclass(frozen=True)

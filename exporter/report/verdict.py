@@ -88,21 +88,24 @@ def headline_row(manifest: Manifest) -> LatencyRow | None:
     opt = (length and length.opt) or 1024
 
     def distance(row: LatencyRow) -> tuple[bool, bool, float, int]:
-        alone = [not row.median(name) for name, _ in BASELINES]
-        return alone[0], alone[1], abs(math.log(row.length / opt)), row.batch
+        alone = [not theirs for _, theirs in _baselines(row, manifest)]
+        return alone[0], alone[-1], abs(math.log(row.length / opt)), row.batch
 
     rows = (r for r in manifest.latency or () if r.artifact_ms and r.length > 0)
     return min(rows, key=distance, default=None)
 
 
-def speed(row: LatencyRow) -> str:
-    """9.1 ms against 2.4 ms -> "runs 3.8× as fast as a plain export at 1,024 tokens"."""
+def speed(row: LatencyRow, manifest: Manifest) -> str:
+    """9.1 ms against 2.4 ms -> "runs 3.8× as fast as a plain export at 1,024 tokens".
+
+    The baseline of a linear form is the softmax model that it was made of: not its own features in
+    PyTorch, which nobody would run.
+    """
     where = f"at {count(row.length)} tokens"
     if row.batch > 1:
         where += f" in batches of {count(row.batch)}"
     ours = row.artifact_ms
-    for key, name in BASELINES:
-        theirs = row.median(key)
+    for name, theirs in _baselines(row, manifest):
         if not theirs or not ours:
             continue
         if 0.95 <= theirs / ours <= 1.05:
@@ -110,7 +113,19 @@ def speed(row: LatencyRow) -> str:
         if theirs > ours:
             return f"runs {format_speedup(theirs, ours)} as fast as {name} {where}"
         return f"takes {format_speedup(ours, theirs)} as long as {name} {where}"
+    if manifest.source.linearized is not None:
+        where += "; its softmax original was not measured there on this machine"
     return f"takes {amount(ours)} ms {where}"
+
+
+def _baselines(row: LatencyRow, manifest: Manifest) -> list[tuple[str, float | None]]:
+    """Names and times of what an artifact is compared with, the first known one of all."""
+    original = manifest.source.linearized
+    if original is None:
+        return [(name, row.median(key)) for key, name in BASELINES]
+    times = dict(zip(original.lengths, original.milliseconds, strict=True))
+    same = row.batch == 1 and original.cpu == manifest.environment["cpu"]
+    return [("its softmax original", times.get(row.length) if same else None)]
 
 
 def verdict(manifest: Manifest) -> Verdict:
@@ -122,7 +137,7 @@ def verdict(manifest: Manifest) -> Verdict:
     if parity_failed(manifest):
         return Verdict("bad", f"{it} does not equal {whose}: {_failure(manifest)}.")
     row = headline_row(manifest)
-    fast = speed(row) if row else "its speed was not measured"
+    fast = speed(row, manifest) if row else "its speed was not measured"
     parity = manifest.parity
     if parity is None:
         start = "Parity was not measured, so nobody knows whether "
@@ -351,7 +366,8 @@ def _latency_check(manifest: Manifest) -> Check:
     if row is None:
         return Check("Latency", "latency", "open", "not measured", SKIPPED)
     word = f"{amount(row.artifact_ms)} ms"
-    return Check("Latency", "latency", "plain", word, f"{speed(row)}{_measured_on(manifest)}")
+    detail = f"{speed(row, manifest)}{_measured_on(manifest)}"
+    return Check("Latency", "latency", "plain", word, detail)
 
 
 def _measured_on(manifest: Manifest) -> str:

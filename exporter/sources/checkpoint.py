@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.sources.archive import TorchArchive
 from linexport.sources.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
+from linexport.sources.linearized import NAME, original_of
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.own_classes import weights_advice
 from linexport.sources.pickles import UnsafePickleError, load_plain
@@ -69,6 +70,7 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
             location=str(path),
             sha256=digest,
             description=parameter_summary(content["model"], module),
+            linearized=original_of(content.get(NAME)),
         ),
         integer_ranges=module.integer_ranges(),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from linexport.errors import UnsupportedModelError
 from linexport.sources.archive import TorchArchive
 from linexport.sources.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
+from linexport.sources.linearized import NAME, original_in
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.pt2 import check_archive
 from linexport.sources.weights import check_finite
@@ -24,6 +25,8 @@ from linexport.sources.weights import check_finite
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+
+    from linexport.manifest.records import SoftmaxOriginal
 
 # Positions of the `train` flag among the arguments of operators that behave differently then.
 _TRAIN_FLAG = {"aten.dropout.default": 2, "aten.batch_norm.default": 5}
@@ -50,8 +53,9 @@ def load_exported_program(path: Path) -> LoadedModel:
         raise refuse(path, f"an exported program that is not opened: {error}", _ADVICE) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    program, module = _read(path)
-    return of_program(program, module, Source("exported_program", str(path), digest, ""))
+    program, module, original = _read(path)
+    source = Source("exported_program", str(path), digest, "", linearized=original)
+    return of_program(program, module, source)
 
 
 def of_program(program: ExportedProgram, module: torch.nn.Module, source: Source) -> LoadedModel:
@@ -90,15 +94,17 @@ def of_program(program: ExportedProgram, module: torch.nn.Module, source: Source
 _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"
 
 
-def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module]:
-    """The program and its module, which has its guards: sizes it was not exported for fail."""
+def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module, SoftmaxOriginal | None]:
+    """Return the program, its module with its guards, and what it is a linear form of."""
     from linexport.system.torch_internals.files import ARCHIVE
 
     load_pt2 = ARCHIVE.need()
     try:
         with path.open("rb") as stream, _quiet("torch.export", "torch._export"):
-            program: ExportedProgram = load_pt2(stream).exported_programs["model"]
-            return program, program.module()
+            content = load_pt2(stream)
+            program: ExportedProgram = content.exported_programs["model"]
+            original = original_in(content.extra_files.get(f"{NAME}.json"))
+            return program, program.module(), original
     except Exception as error:  # torch has no common error for programs it cannot rebuild
         raise refuse(
             path,

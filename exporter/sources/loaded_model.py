@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from linexport.graph.dims import DimRange, Shape
 from linexport.graph.states import State
-from linexport.manifest.records import HeadName, KernelRecord
+from linexport.manifest.records import HeadName, KernelRecord, SoftmaxOriginal
 from linexport.system.untyped import DynamicShapes, Keywords, Positional
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Source:
         sha256: of the file with what belongs to it, or None for a factory or an object.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
         weights_sha256: of the weights that a factory gave, or an object has; None for files.
+        linearized: what it is a linear form of; None where it is none.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Source:
     sha256: str | None
     description: str
     weights_sha256: str | None = None
+    linearized: SoftmaxOriginal | None = None
 
 
 @dataclass(frozen=True)

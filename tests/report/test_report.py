@@ -211,6 +211,29 @@ def test_the_header_follows_the_numbers(change: dict[str, Any], words: str) -> N
     assert words in verdict(sample() | change).sentence
 
 
+@pytest.mark.parametrize(
+    ("cpu", "length", "words"),
+    [
+        ("", 64, "runs 4.0× as fast as its softmax original at 64 tokens"),
+        ("", 256, "takes 1.00 ms at 256 tokens; its softmax original was not measured there"),
+        ("another", 64, "takes 1.00 ms at 64 tokens; its softmax original was not measured there"),
+    ],
+)
+def test_a_linear_form_is_compared_with_its_softmax_original(
+    cpu: str, length: int, words: str
+) -> None:
+    """Eager features and their plain export are 9 and 5 times slower, which says nothing."""
+    content = sample() | {"latency": [timing(length, 1.0, 5.0, 9.0)]}
+    content["source"]["linearized"] = {
+        "description": "a language model",
+        "cpu": cpu or content["environment"]["cpu"],
+        "lengths": [64, 1024],
+        "milliseconds": [4.0, 30.0],
+    }
+    found = verdict(content).sentence
+    assert words in found and "eager" not in found and "plain export" not in found
+
+
 def test_errors_of_lower_precisions_are_beside_what_is_allowed() -> None:
     manifest = sample()
     manifest["parity"]["tolerance"] |= {"dtype": "bfloat16", "relative": 0.03}

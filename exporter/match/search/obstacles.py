@@ -85,6 +85,12 @@ REASONS = {
 """Reasons by operator, for those that are not sums of products."""
 
 
+DIFFERENT = (
+    "different products are added to each other. Where they share values, mask and decay they are "
+    "fused as one; otherwise multiply each with the values, and add the results"
+)
+
+
 COUNTED = (
     "takes tokens by a number that its steps count, but not each in its turn. Where it takes "
     "x[:, i] while i < x.shape[1], from i = 0, and reads nothing of the tensor that it writes to "
@@ -270,14 +276,14 @@ def _different(terms: tuple[Term, ...]) -> str:
             "distance: add the product of what is weighed so beside the sum over earlier tokens"
         )
     if not _is_number(plain, terms):
-        return f"{len(terms)} different products are added to each other"
+        return f"{len(terms)} {DIFFERENT}"
     if len(plain.of(Leaf)) < most and plain.of(Iota):
         return "positions are added to products of query and key"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient) and len(masks) > 1:
         return f"{plain.coefficient:g} is added after the mask, so that masked tokens count as well"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient):
         return f"{plain.coefficient:g} is added to products of query and key"
-    return f"{len(terms)} different products are added to each other"
+    return f"{len(terms)} {DIFFERENT}"
 
 
 def _is_number(plain: Term, terms: tuple[Term, ...]) -> bool:

@@ -34,6 +34,13 @@ def outer(k, v):
     return torch.einsum("bhsd,bhse->bhsde", k, v).cumsum(2)
 
 
+def decayed(length, rate):
+    """Powers of a rate under a triangle."""
+    t = torch.arange(length)
+    apart = (t[:, None] - t).to(torch.get_default_dtype())
+    return torch.where(apart >= 0, rate**apart, 0.0)
+
+
 @formulation(CAUSAL, **TWO)
 def hedgehog_halves(q, k, v):
     (q1, q2), (k1, k2), v = halves(heads_first(q)), halves(heads_first(k)), heads_first(v)
@@ -207,14 +214,20 @@ def two_quotients(q, k, v):
     return merge(sum(s @ v / (s.sum(-1, keepdim=True) + EPS) for s in parts))
 
 
-@formulation(COLLECTED)
+@formulation(COLLECTED, reason="multiply each with the values, and add the results")
 def two_decays_of_one_value(q, k, v):
-    """Each product fades at a rate of its own: two attentions."""
+    """Each product fades at a rate of its own, before the values."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    t = torch.arange(q.shape[2])
-    apart = (t[:, None] - t).to(q.dtype)
-    decays = [torch.where(apart >= 0, rate**apart, 0.0) for rate in (0.9, 0.5)]
-    return merge(((q @ k.mT) * decays[0] + (phi(q) @ phi(k).mT) * decays[1]) @ v)
+    slow, fast = (decayed(q.shape[2], rate) for rate in (0.9, 0.5))
+    return merge(((q @ k.mT) * slow + (phi(q) @ phi(k).mT) * fast) @ v)
+
+
+@formulation(COLLECTED)
+def outputs_of_two_decays(q, k, v):
+    """The same behind the values: two attentions."""
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    slow, fast = (decayed(q.shape[2], rate) for rate in (0.9, 0.5))
+    return merge(((q @ k.mT) * slow) @ v + ((phi(q) @ phi(k).mT) * fast) @ v)
 
 
 @formulation(COLLECTED)
