@@ -96,8 +96,10 @@ _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"
 
 def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module, SoftmaxOriginal | None]:
     """Return the program, its module with its guards, and what it is a linear form of."""
+    from linexport.models import feature_maps
     from linexport.system.torch_internals.files import ARCHIVE
 
+    feature_maps.kinds()  # defined now: a linear form's program calls them by name
     load_pt2 = ARCHIVE.need()
     try:
         with path.open("rb") as stream, _quiet("torch.export", "torch._export"):

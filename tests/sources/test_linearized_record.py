@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +30,24 @@ def test_a_checkpoint_keeps_it(tmp_path: Path) -> None:
 
 
 def test_an_exported_program_keeps_it(tmp_path: Path) -> None:
-    import json
-
     program = torch.export.export(nn.Linear(2, 2), (torch.randn(3, 2),))
     notes = {f"{NAME}.json": json.dumps(as_json(ORIGINAL))}
     torch.export.save(program, tmp_path / "with.pt2", extra_files=notes)
     torch.export.save(program, tmp_path / "without.pt2")
     assert load_model(tmp_path / "with.pt2", seed=0).source.linearized == ORIGINAL
     assert load_model(tmp_path / "without.pt2", seed=0).source.linearized is None
+
+
+@pytest.mark.slow
+def test_a_program_with_maps_is_loaded_by_a_process_that_has_none(tmp_path: Path) -> None:
+    layer = {"num_heads": 2, "head_dim": 4, "feature_map": "taylor2"}
+    module = models.build("linear_attention_layer", layer)
+    program = torch.export.export(module, module.example_inputs(1, 5, 0))
+    torch.export.save(program, tmp_path / "layer.pt2")
+    code = "import sys; from linexport.sources import load_model as f; f(sys.argv[1], seed=0)"
+    command = [sys.executable, "-c", code, str(tmp_path / "layer.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
