@@ -71,8 +71,8 @@ def choose_map(
         length: tokens.
         error: the largest, relative.
         probability: of no larger one, over the draws of the map.
-        quantity: what the error is of: "output" of attention, beside softmax's, or "kernel", root
-            mean square over pairs of a query and a key; None: what the method is for.
+        quantity: what the error is of: "output" of attention, relative to softmax's, or "kernel",
+            root mean square over pairs of a query and a key; None: what the method is for.
         method: "simulation" draws each map until the promise is shown with a confidence of 0.999;
             "inequality" bounds the kernel error by its variance, with many more features.
         absolute: a kernel error is not relative to the kernel's root mean square.

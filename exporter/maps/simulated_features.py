@@ -26,7 +26,7 @@ from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED
 
 CONFIDENCE = 1 - 1e-3
-"""Of the bound on the probability, over the draws of one plan."""
+"""Confidence of the bound on the probability, over the draws of one plan."""
 
 SEARCHED = 40
 """Draws of each number of features that is tried in the search."""

@@ -181,7 +181,7 @@ def centred(coefficients: Sequence[float]) -> NDArray[np.generic]:
             power = np.polynomial.polynomial.polypow([-c, 1.0], m)  # t^m as powers of t + c
             about[: m + 1] += a[m] * power
         about[-2] = 0.0
-        # At t = 0 lower powers of t + c are largest beside (t + c)^n.
+        # At t = 0 lower powers of t + c are largest relative to (t + c)^n.
         negligible = ROUNDING * a[-1] * c ** np.arange(degree, -1, -1)
         about[(about < 0) & (-about <= negligible)] = 0.0
     if degree < 2 or not (c <= LARGEST and (about >= 0).all()):

@@ -4,7 +4,7 @@
     V^ = argmin |softmax(scale Q K^^T + b) V^ - softmax(scale Q K^T) V|^2 + ridge n |V^ - V_c|^2
 
 Keys are clustered twice, once all alike and once weighed by the attention that the sample queries
-pay them, which keeps apart the few keys of sharp attention; the nearer fit is kept. V_c are the
+pay them, which separates the few keys of sharp attention; the nearer fit is kept. V_c are the
 mean values of the clusters, which V^ is drawn to where the sample queries say nothing: a pseudo-key
 none of them attends to keeps the values of its keys. So the fit has one solution whatever the rank
 of the weights, which is 1 where attention is sharp; without a ridge it is the least correction of

@@ -162,7 +162,9 @@ def test_given_bandwidths_of_each_head_are_theirs_and_a_fit_leaves_them(kind: st
 
 def test_bandwidths_that_do_not_fit_are_refused() -> None:
     for given, more in (([0.4, -1.0], {}), ([0.4, 1.0], {"heads": 3}), ([], {}), (["a"], {})):
-        with pytest.raises(UsageError, match=r"expected a number from 1e-06 to 1e.06 for each head"):
+        with pytest.raises(
+            UsageError, match=r"expected a number from 1e-06 to 1e.06 for each head"
+        ):
             made(bandwidth=given, **more)
     spec = LinearAttentionSpec(q_num_heads=4, kv_num_heads=4, causal=True, normalize=True)
     with pytest.raises(UsageError, match="is made for 2 heads; the attention has 4"):

@@ -161,13 +161,13 @@ def goal(quantity: str, kind: str, probability: float) -> tuple[HeadSamples, Pro
     return samples, promise, Goal(error_of, promise.error, probability)
 
 
-def refuted(planned: SimulatedFeatures, kind: str, wanted: Goal, draws: int, first: int) -> bool:
+def refuted(planned: SimulatedFeatures, kind: str, aim: Goal, draws: int, first: int) -> bool:
     """Return whether draws of their own show, at ``CHANCE``, that a promise does not hold."""
     successes = 0
     for seed in range(first, first + draws):
         module = feature_maps.make(kind, 4, {**planned.options, "seed": seed})
-        successes += wanted.error_of(module) <= wanted.limit
-    return bool(stats.binom.cdf(successes, draws, wanted.probability) < CHANCE)
+        successes += aim.error_of(module) <= aim.limit
+    return bool(stats.binom.cdf(successes, draws, aim.probability) < CHANCE)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_the_promise_of_a_simulation_holds_for_many_plans(
     broken, found = 0, []
     for seed in range(plans):
         kind, probability = kinds[seed % 3], (0.8, 0.9)[seed % 2]
-        samples, _, wanted = goal(quantity, kind, probability)
-        planned = simulated_features(kind, samples, wanted, 4096, 10_000 * seed)
+        samples, _, aim = goal(quantity, kind, probability)
+        planned = simulated_features(kind, samples, aim, 4096, 10_000 * seed)
         assert planned.needed is not None
         failures = planned.draws - planned.kept
         assert failures <= allowed_failures(planned.draws, probability, 1 - CONFIDENCE)
-        broken += refuted(planned, kind, wanted, draws, 50_000_000)
+        broken += refuted(planned, kind, aim, draws, 50_000_000)
         found.append(planned.needed)
     # Of so many plans as many as one in a thousand may be broken, and be noticed.
     assert stats.binom.sf(broken - 1, plans, 1 - CONFIDENCE) > 1e-6
@@ -213,8 +213,8 @@ def test_a_simulation_finds_features_where_the_inequality_asks_for_a_billion() -
     promise = Promise(*accuracy.random_pairs(samples), 0.1, False, 0.95)
     bounded = required_features("favor+", samples, promise, 4096).needed
     against = accuracy.reference(samples)
-    wanted = Goal(lambda module: accuracy.output_error(module, against), 0.8, 0.95)
-    found = simulated_features("favor+", samples, wanted, 4096, 0)
+    aim = Goal(lambda module: accuracy.output_error(module, against), 0.8, 0.95)
+    found = simulated_features("favor+", samples, aim, 4096, 0)
     assert bounded is not None and bounded > 1e8
     assert found.needed is not None and found.needed <= 4096
 

@@ -37,8 +37,8 @@ def outer(k, v):
 def decayed(length, rate):
     """Powers of a rate under a triangle."""
     t = torch.arange(length)
-    apart = (t[:, None] - t).to(torch.get_default_dtype())
-    return torch.where(apart >= 0, rate**apart, 0.0)
+    distance = (t[:, None] - t).to(torch.get_default_dtype())
+    return torch.where(distance >= 0, rate**distance, 0.0)
 
 
 @formulation(CAUSAL, **TWO)
@@ -116,7 +116,7 @@ def a_number_of_each_query_and_key(q, k, v):
 
 @formulation(CAUSAL, d_k=D // 2 + D, normalize=False)
 def two_widths(q, k, v):
-    """A product of half the channels beside one of all."""
+    """A product of half the channels, and one of all."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     half = slice(D // 2)
     return merge((q[..., half] @ k[..., half].mT + phi(q) @ phi(k).mT).tril() @ v)
