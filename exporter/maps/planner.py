@@ -209,8 +209,8 @@ class _Planner:
     def _simulated(self, kind: str) -> PlanRow:
         samples, promise = self.against.samples, self.promise
         if self.quantity == "kernel" and feature_maps.find_map(kind).exactness == FITTED:
-            reason = "fitted to samples: its kernel is its own, and not one that it is to be near"
-            return self._measured(kind, {}, reason)
+            why = "fitted to samples: its kernel is its own, and not one that it is to be near"
+            return self._measured(kind, {}, why)
         pairs = promise.queries, promise.keys, promise.absolute
         error_of: Callable[[FeatureMap], float] = {
             "output": lambda module: accuracy.output_error(module, self.against),

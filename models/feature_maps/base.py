@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 MOST_FEATURES = 2**20
 """Features that may be chosen: their draws, of heads of width 128, are 512 MB."""
 
-RANGE = {"at_least": 1e-6, "at_most": 1e6}
+LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
 """Limits of lengths and scales that may be chosen: float32 holds what is computed of them."""
 
 MOST_FACTORS = 15

@@ -22,7 +22,13 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import RANGE, UNBIASED, Array, ExponentialMap
+from linexport.models.feature_maps.base import (
+    LARGEST_SCALE,
+    LEAST_SCALE,
+    UNBIASED,
+    Array,
+    ExponentialMap,
+)
 from linexport.models.feature_maps.favor import Favor, half_square_onnx
 from linexport.models.feature_maps.projected import ProjectionOptions
 from linexport.plugins.ops.body import Body
@@ -37,7 +43,7 @@ class FavorGaussianOptions(ProjectionOptions):
         bandwidth: tau; None: sqrt(2 d), how far apart queries and keys of unit variance are.
     """
 
-    bandwidth: float | None = bounded(None, **RANGE)
+    bandwidth: float | None = bounded(None, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
 
 
 class FavorGaussian(ExponentialMap):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
-from linexport.models.feature_maps.base import MOST_FEATURES, RANGE
+from linexport.models.feature_maps.base import LARGEST_SCALE, LEAST_SCALE, MOST_FEATURES
 from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.laplace import Laplace, LaplaceOptions
 from linexport.models.feature_maps.product import ProductMap
@@ -26,7 +26,7 @@ class FavorLaplaceOptions:
     """
 
     features: int = bounded(256, multiple_of=2, at_most=MOST_FEATURES)
-    delta: float | None = bounded(None, **RANGE)
+    delta: float | None = bounded(None, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
     seed: int = bounded(0, at_least=0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
-from linexport.models.feature_maps.base import MOST_FEATURES, RANGE
+from linexport.models.feature_maps.base import LARGEST_SCALE, LEAST_SCALE, MOST_FEATURES
 from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.local import Local, LocalOptions
 from linexport.models.feature_maps.product import ProductMap
@@ -27,8 +27,8 @@ class FavorLocalOptions:
     """
 
     features: int = bounded(256, multiple_of=2, at_most=MOST_FEATURES)
-    delta: float = bounded(1.0, **RANGE)
-    tau: float = bounded(0.25, **RANGE)
+    delta: float = bounded(1.0, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
+    tau: float = bounded(0.25, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
     seed: int = bounded(0, at_least=0)
 
 

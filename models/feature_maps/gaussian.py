@@ -29,7 +29,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws, orthogonal
-from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, Array
+from linexport.models.feature_maps.base import LARGEST_SCALE, LEAST_SCALE, MOST_FEATURES, Array
 from linexport.models.feature_maps.fourier import FourierMap, is_cauchy
 from linexport.models.feature_maps.projected import mean_square
 from linexport.plugins.ops.body import Body
@@ -58,7 +58,9 @@ class GaussianOptions:
     """
 
     features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
-    bandwidth: float | list[float] | None = field(default=None, metadata=RANGE)
+    bandwidth: float | list[float] | None = field(
+        default=None, metadata={"at_least": LEAST_SCALE, "at_most": LARGEST_SCALE}
+    )
     heads: int = bounded(1, at_least=1, at_most=MOST_HEADS)
     seed: int = bounded(0, at_least=0)
     orthogonal: bool = True
@@ -91,7 +93,7 @@ class Gaussian(FourierMap):
         given, heads = self.options.bandwidth, self.options.heads
         if not isinstance(given, list):
             return [float(self._default() if given is None else given)] * heads
-        least, most = RANGE["at_least"], RANGE["at_most"]
+        least, most = LEAST_SCALE, LARGEST_SCALE
         numbers = all(type(x) in (int, float) and least <= x <= most for x in given)
         if not (given and numbers and heads in (1, len(given))):
             expected = "" if heads == 1 else f", {heads:,} of them as 'heads' says"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, Array
+from linexport.models.feature_maps.base import LARGEST_SCALE, LEAST_SCALE, MOST_FEATURES, Array
 from linexport.models.feature_maps.fourier import FourierMap, is_cauchy
 
 
@@ -34,7 +34,7 @@ class LaplaceOptions:
     """
 
     features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
-    delta: float | None = bounded(None, **RANGE)
+    delta: float | None = bounded(None, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
     seed: int = bounded(0, at_least=0)
 
 

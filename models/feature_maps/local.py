@@ -29,7 +29,14 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import MOST_FEATURES, RANGE, UNBIASED, Array, FeatureMap
+from linexport.models.feature_maps.base import (
+    LARGEST_SCALE,
+    LEAST_SCALE,
+    MOST_FEATURES,
+    UNBIASED,
+    Array,
+    FeatureMap,
+)
 from linexport.models.feature_maps.l1_ball import smoothed_indicator, uniform_in_ball, volume
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -53,8 +60,8 @@ class LocalOptions:
     """
 
     features: int = bounded(128, multiple_of=2, at_most=MOST_FEATURES)
-    delta: float = bounded(1.0, **RANGE)
-    tau: float = bounded(0.25, **RANGE)
+    delta: float = bounded(1.0, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
+    tau: float = bounded(0.25, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
     seed: int = bounded(0, at_least=0)
 
 

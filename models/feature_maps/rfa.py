@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from linexport.models.feature_maps.base import RANGE, Array
+from linexport.models.feature_maps.base import LARGEST_SCALE, LEAST_SCALE, Array
 from linexport.models.feature_maps.gaussian import Gaussian, GaussianOptions
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -33,7 +33,9 @@ class RfaOptions(GaussianOptions):
         bandwidth: sigma, of vectors of norm 1, or those of each head; None: 1.
     """
 
-    bandwidth: float | list[float] | None = field(default=None, metadata=RANGE)
+    bandwidth: float | list[float] | None = field(
+        default=None, metadata={"at_least": LEAST_SCALE, "at_most": LARGEST_SCALE}
+    )
 
 
 class Rfa(Gaussian):
