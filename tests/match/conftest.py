@@ -55,6 +55,12 @@ NEAR_ANOTHER = {
     "moving_average",
     "powers_of_channels",
     "running_mean_of_exponents",
+    "real_part_of_complex_features",
+    "four_products_of_unlike_weight",
+    "a_sum_of_two_outputs",
+    "a_sum_of_scores_that_decays",
+    "two_widths",
+    "hedgehog_halves_of_all",
 }
 """Formulations that differ little from one that every run has."""
 

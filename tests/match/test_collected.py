@@ -48,6 +48,8 @@ IN_EVERY_RUN = {
     "slstm_of_pairs",
     "gates_over_their_sum_in_log_space",
     "query_times_quotient_of_products",
+    "two_normalised_states_of_a_loop",
+    "eight_products_over_their_sum",
 }
 """One of each kind."""
 
