@@ -206,7 +206,7 @@ def strictly_earlier_sums_of_scores(q, k, v):
     return merge((q1 @ k1.mT + q2 @ k2.mT).tril(-1) @ v)
 
 
-@formulation(COLLECTED)
+@formulation(COLLECTED, nodes=2)
 def two_quotients(q, k, v):
     """Each product has a denominator of its own: two attentions."""
     (q1, q2), (k1, k2), v = halves(heads_first(q)), halves(heads_first(k)), heads_first(v)
@@ -222,7 +222,7 @@ def two_decays_of_one_value(q, k, v):
     return merge(((q @ k.mT) * slow + (phi(q) @ phi(k).mT) * fast) @ v)
 
 
-@formulation(COLLECTED)
+@formulation(COLLECTED, nodes=2)
 def outputs_of_two_decays(q, k, v):
     """The same behind the values: two attentions."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
