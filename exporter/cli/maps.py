@@ -264,7 +264,6 @@ def register(app: typer.Typer) -> None:
     add_command(
         maps,
         choose,
-        "linexport maps choose",
         "linexport maps choose --error 0.05 --probability 0.99",
         "linexport maps choose --of kernel --by inequality",
         "linexport maps choose --data model.pt --most-features 1024",

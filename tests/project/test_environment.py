@@ -48,10 +48,10 @@ def test_an_extra_is_added_without_compiling_again(project: Path) -> None:
     assert sum("--editable ." in call for call in first) == 1
     assert any(" torch==" in call for call in first)
     (added,) = installed(project, "hf")
-    assert added.endswith("linexport[hf]")
+    assert added.endswith("[hf]")
     assert installed(project, "hf") == installed(project, "") == []
     (more,) = installed(project, "serve")
-    assert more.endswith("linexport[hf,serve]")
+    assert more.endswith("[hf,serve]")
 
 
 def test_changed_sources_are_compiled_again(project: Path) -> None:
