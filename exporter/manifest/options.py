@@ -84,7 +84,7 @@ def _option(default: Any, flag: str, panel: Panel, help: str, **more: Any) -> An
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Everything ``convert`` may be asked for beside its source and output."""
+    """The options of a conversion, without its source and output."""
 
     target: str = _option("ort", "--target", Panel.COMMON, "Where it will run.")
     precision: str = _option(

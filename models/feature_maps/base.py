@@ -34,8 +34,8 @@ MOST_FEATURES = 2**20
 LEAST_SCALE, LARGEST_SCALE = 1e-6, 1e6
 """Limits of lengths and scales that may be chosen: float32 holds what is computed of them."""
 
-MOST_FACTORS = 15
-"""Degree of a polynomial whose multiplicities float32 and the kernels hold."""
+MOST_FACTORS = 32
+"""Degree n of a polynomial: float32 holds its multiplicities, of which n! is the largest."""
 
 MAPS: dict[str, type[FeatureMap]] = {}
 """Maps that were defined so far, by kind."""

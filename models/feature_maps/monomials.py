@@ -114,8 +114,7 @@ def components(width: int, degree: int) -> Array:
 
 def multiplicities(width: int, degree: int) -> Array:
     """n! / (m_1! ... m_d!): how often each monomial occurs in the power, (M,)."""
-    orders = [
-        math.prod(math.factorial(m) for m in Counter(chosen).values())
-        for chosen in combinations_with_replacement(range(width), degree)
-    ]
-    return math.factorial(degree) // np.array(orders)
+    whole = math.factorial(degree)  # beyond 20, int64 does not hold it
+    counts = (Counter(c).values() for c in combinations_with_replacement(range(width), degree))
+    orders = (math.prod(map(math.factorial, of_one)) for of_one in counts)
+    return np.array([whole // order for order in orders], dtype=np.float64)

@@ -8,6 +8,7 @@ Source: Kar and Karnick 2012 (arXiv 1201.6530), with components in place of sign
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,17 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import (
-    MOST_FACTORS,
-    MOST_FEATURES,
-    UNBIASED,
-    Array,
-    FeatureMap,
-)
+from linexport.models.feature_maps.base import MOST_FEATURES, UNBIASED, Array, FeatureMap
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
+
+MOST_DEGREE = 252
+"""Degree n that float32 holds of heads of width 2: its factor is 2^(n/2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class RandomMonomialsOptions:
     """
 
     features: int = bounded(128, at_least=1, at_most=MOST_FEATURES)
-    degree: int = bounded(2, at_least=1, at_most=MOST_FACTORS)
+    degree: int = bounded(2, at_least=1, at_most=MOST_DEGREE)
     seed: int = bounded(0, at_least=0)
 
 
@@ -61,6 +60,13 @@ class RandomMonomials(FeatureMap):
 
     def __init__(self, head_dim: int, options: RandomMonomialsOptions | None = None) -> None:
         super().__init__(head_dim, options)
+        if self.options.degree * math.log2(head_dim) > MOST_DEGREE:
+            most = int(MOST_DEGREE / math.log2(head_dim))
+            raise UsageError(
+                f"Config of feature map 'random_monomials': 'degree' is {self.options.degree}; "
+                f"expected at most {most} for heads of width {head_dim}: float32 does not hold "
+                f"{head_dim}^(degree/2) of a larger one."
+            )
         shape = (self.options.degree, self.options.features)
         rng = draws.generator(self.options.seed)
         self.components: Tensor

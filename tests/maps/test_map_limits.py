@@ -15,12 +15,12 @@ from linexport.models.feature_maps.base import EXACT
 
 TINY = (-1.0, 0.0, 1e-300, 1e-45, 1e-30, 1e-10, 1e-6)
 HUGE = (1e3, 1e6, 1e10, 1e30, 1e38, 1e300, float("inf"), float("nan"))
-WHOLE = (-1, 0, 1, 2, 3, 15, 16, 64, 2**31, 10**12)
+WHOLE = (-1, 0, 1, 2, 3, 20, 21, 32, 33, 64, 2**31, 10**12)
 CHOICES: dict[type, tuple[object, ...]] = {
     bool: (True, False),
     int: WHOLE,
     float: (*TINY, *HUGE),
-    list: ([], [1.0], [0.0, 1e-45], [1.0, 1e-45], [1e38, 1e38], [1.0] * 16, [1.0] * 40),
+    list: ([], [1.0], [0.0, 1e-45], [1.0, 1e-45], [1e38, 1e38], [1.0] * 16, [1.0] * 33, [1.0] * 40),
     str: ("", "other"),
 }
 
@@ -85,3 +85,9 @@ def test_options_of_any_size(kind: str) -> None:
 def test_a_scale_out_of_range_is_named(delta: float) -> None:
     with pytest.raises(UsageError, match=r"'delta' is .*; expected float >= 1e-06 and <= 1e\+06"):
         feature_maps.make("laplace", 4, {"delta": delta})
+
+
+def test_powers_of_the_width_that_float32_does_not_hold_are_refused() -> None:
+    products_are_right(feature_maps.make("random_monomials", 64, {"degree": 42}), 64)
+    with pytest.raises(UsageError, match=r"'degree' is 43; expected at most 42 for heads of width"):
+        feature_maps.make("random_monomials", 64, {"degree": 43})

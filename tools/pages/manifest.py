@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from linexport.manifest.options import ConvertOptions, declared
 from pages import ROOT, table
 
 SCHEMA = ROOT / "exporter" / "manifest" / "schema.json"
@@ -20,7 +23,8 @@ def manifest() -> str:
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record(schema)]
     for name, record in sorted(schema["$defs"].items()):
-        parts.append(f"### {_shown(name)}\n\n{_summary(record)}\n\n{_record(record)}")
+        described = _options() if name == ConvertOptions.__name__ else {}
+        parts.append(f"### {_shown(name)}\n\n{_summary(record)}\n\n{_record(record, described)}")
     return "\n\n".join(parts)
 
 
@@ -33,14 +37,22 @@ def _summary(record: dict[str, Any]) -> str:
     return " ".join(record.get("description", "").partition("\n\n")[0].split())
 
 
-def _record(record: dict[str, Any]) -> str:
-    described = _ATTRIBUTE.findall(record.get("description", ""))
-    meanings = {name: text for names, text in described for name in names.split(", ")}
+def _options() -> dict[str, str]:
+    """Return the meanings of options, as the help of the command line says them."""
+    return {name: f"`{option.flag}`: {option.help}" for name, option in declared().items()}
+
+
+def _record(record: dict[str, Any], described: Mapping[str, str] = MappingProxyType({})) -> str:
+    attributes = _ATTRIBUTE.findall(record.get("description", ""))
+    meanings = {name: text for names, text in attributes for name in names.split(", ")} | {
+        **described
+    }
     rows = [
         [f"`{name}`", _type(field), " ".join(meanings.get(name, "").split())]
         for name, field in record.get("properties", {}).items()
     ]
-    return table(["key", "type", "meaning"], rows)
+    columns = 3 if any(meaning for *_, meaning in rows) else 2  # names may say it all
+    return table(["key", "type", "meaning"][:columns], [row[:columns] for row in rows])
 
 
 def _type(field: dict[str, Any]) -> str:
