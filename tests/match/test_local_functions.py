@@ -14,7 +14,7 @@ TEXT = """<ir_version: 8, opset_import: ["" : 18, "acme" : 1]>
     g (float[B, T, 2, 8] q, float[B, T, 2, 8] k, float[B, T, 2, 8] v) => (float[B, T, 2, 8] y)
     { one = acme.Attend(q, k, v)
       other = acme.Attend(k, q, v)
-      y = Sub(one, other) }
+      y = Mul(one, other) }
     <domain: "acme", opset_import: ["" : 18, "acme" : 1]>
     Features (x) => (y) { y = Relu(x) }
     <domain: "acme", opset_import: ["" : 18, "acme" : 1]>
