@@ -20,6 +20,7 @@ from torch.export.graph_signature import (
     InputSpec,
     OutputKind,
     OutputSpec,
+    TensorArgument,
 )
 
 from linexport.errors import UnsupportedModelError
@@ -107,7 +108,10 @@ def _lifted(program: ExportedProgram, buffers: tuple[Buffer, ...]) -> ExportedPr
         last = node
     moved = [taken[name] for name in order]
     inputs = [s for s in signature.input_specs if s not in moved]
-    inputs += [InputSpec(InputKind.USER_INPUT, s.arg, None) for s in moved]
+    for state, spec in zip(states_of(buffers), moved, strict=True):
+        node = by_name[spec.arg.name]  # an input has the name that a call gives it
+        node.name = node.target = state.past
+        inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(state.past), None))
     output = next(node for node in graph.nodes if node.op == "output")
     pairs = list(zip(signature.output_specs, output.args[0], strict=True))
     written = {s.target: (s, x) for s, x in pairs if s.kind == OutputKind.BUFFER_MUTATION}
