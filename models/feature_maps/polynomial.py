@@ -131,7 +131,7 @@ class Polynomial(FeatureMap):
 
 def _checked(coefficients: Sequence[float]) -> Sequence[float]:
     # A feature's square is a coefficient times its multiplicity, at most n!.
-    largest = LARGEST / math.factorial(max(len(coefficients) - 1, 0))
+    largest = LARGEST / math.factorial(min(max(len(coefficients) - 1, 0), MOST_FACTORS))
     numbers = all(isinstance(a, int | float) and 0 <= a <= largest for a in coefficients)
     degrees = 1 < len(coefficients) <= MOST_FACTORS + 1
     if not (numbers and degrees and coefficients[-1] > 0 and max(coefficients) >= SMALLEST):
