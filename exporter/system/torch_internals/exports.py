@@ -272,10 +272,21 @@ def control_flow_as_it_is() -> Iterator[None]:
         yield
 
 
-def fake_values() -> tuple[type[torch.Tensor], TorchCallable]:
-    """Return the class of tensors without values, and a context in which operators take them.
+def fake_mode(value: object) -> TorchInternal:
+    """Return the context in which torch made a value for its shape alone; None of any other value.
 
     Raises:
-        EnvironmentProblemError: this torch has no such class.
+        EnvironmentProblemError: this torch has no such values.
     """
-    return FAKE_TENSOR.need(), DISPATCHER.need()
+    fake = isinstance(value, FAKE_TENSOR.need())
+    return FAKE_TENSOR.of(value, "fake_mode") if fake else None
+
+
+def dispatching() -> TorchCallable:
+    """Return the context in which operators take values that have shapes alone.
+
+    Raises:
+        EnvironmentProblemError: this torch has no such context.
+    """
+    found: TorchCallable = DISPATCHER.need()
+    return found

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from linexport.system.torch_internals.exports import Decompositions
+from linexport.system.torch_internals.exports import Decompositions, fake_mode
 from linexport.system.torch_internals.operators import (
     Overload,
     arguments,
@@ -207,7 +207,7 @@ def _mode(nodes: Iterable[Node]) -> TorchInternal:
     """
     values = [node.meta.get("val") for node in nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    modes = {id(mode): mode for mode in (getattr(value, "fake_mode", None) for value in tensors)}
+    modes = {id(mode): mode for mode in map(fake_mode, tensors)}
     if len(modes) != 1 or any(value.is_complex() for value in tensors):
         return None
     return next(iter(modes.values()))

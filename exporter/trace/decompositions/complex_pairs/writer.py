@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from linexport.errors import UnsupportedModelError
 from linexport.system.torch_internals import operators
-from linexport.system.torch_internals.exports import fake_values
+from linexport.system.torch_internals.exports import dispatching, fake_mode
 
 aten = torch.ops.aten
 
@@ -79,8 +79,8 @@ class PairWriter:
         self._sizes: dict[str, Node] = {}
         self._with_size: dict[str, tuple[Node, int]] = {}
         values = (leaf for node in graph.nodes for leaf in _leaves(value_of(node)))
-        fake, self._dispatching = fake_values()
-        self.mode: Any = next(getattr(v, "fake_mode") for v in values if isinstance(v, fake))  # noqa: B009
+        self._dispatching = dispatching()
+        self.mode: Any = next(filter(None, map(fake_mode, values)))
 
     def begin(self, node: Node) -> None:
         """Write in front of a node from here on."""
