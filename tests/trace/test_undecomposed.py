@@ -66,6 +66,13 @@ def dropped(x: Tensor) -> Tensor:
     return nn.functional.dropout(x, training=False) + 1
 
 
+def written_below_dropout(x: Tensor) -> Tensor:
+    y = x + 1
+    same = nn.functional.dropout(y, training=False)
+    y.mul_(2)
+    return same + y
+
+
 def in_chunks(x: Tensor) -> Tensor:
     chunks = nn.functional.pad(x, (0, 0, 0, x.shape[1])).transpose(1, 2)
     return chunks.reshape(x.shape[0], 6, x.shape[1], 2).exp()
@@ -98,6 +105,7 @@ ALONE = [
     masked,
     checked,
     dropped,
+    written_below_dropout,
     in_chunks,
     overwritten,
     chosen,

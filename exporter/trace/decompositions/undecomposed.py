@@ -123,9 +123,7 @@ def _rewrite(
     for node in graph.nodes:
         if node.target in ASSERTIONS:
             graph.erase_node(node)
-        elif _is_idle(node):
-            _replace(node, node.args[0], signature)
-        elif node.target in COPIES:
+        elif _is_idle(node) or node.target in COPIES:
             _replace(node, node.args[0], signature)
             graph.erase_node(node)
         elif _writes(node):
