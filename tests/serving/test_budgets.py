@@ -112,7 +112,17 @@ COSTLY: dict[str, tuple[str, Any, int, str]] = {
 def test_a_costly_request_is_refused_with_its_number(
     server: Served, name: str, model: Artifact
 ) -> None:
-    path, content, status, words = COSTLY[name]
+    """A busy machine stops a process now and then: a server that stops itself does so each time."""
+    longest = []
+    while not longest or (min(longest) >= 1 and len(longest) < 3):
+        longest.append(longest_wait(server, COSTLY[name]))
+        eventually(server.idle)
+    assert min(longest) < 1  # 7 s before; 0.1 where nothing else runs
+
+
+def longest_wait(server: Served, request: tuple[str, Any, int, str]) -> float:
+    """Return the seconds after which others are answered while a request is refused."""
+    path, content, status, words = request
     body = content if isinstance(content, str) else json.dumps(content, separators=(",", ":"))
     waits: list[float] = []
     ended = threading.Event()
@@ -133,8 +143,7 @@ def test_a_costly_request_is_refused_with_its_number(
         asking.join()
     assert found.status_code == status and words in found.text, found.text[:500]
     assert len(found.content) < 5_000
-    assert max(waits) < 1  # 7 s before; 0.1 where nothing else runs
-    eventually(server.idle)
+    return max(waits)
 
 
 @pytest.mark.parametrize(
