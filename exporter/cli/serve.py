@@ -93,7 +93,9 @@ def serve(
         )
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)
-        if service.language is None:
+        if service.vectors is not None:
+            echo("Vectors of texts: /v1/embeddings, and /v2.", err=True)
+        elif service.language is None:
             echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
         if not address.local and address.token is None:
             echo(

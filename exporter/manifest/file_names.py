@@ -14,6 +14,8 @@ LANGUAGE_FILES = (
     "chat_template.jinja",
     "generation_config.json",
     "config.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 """Files that an artifact keeps of a Hugging Face folder: of its tokenizer, and how to generate.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from linexport.artifact.text.embedding import TextVectors
 from linexport.artifact.text.encoder import TooManyTokensError
 from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import LinexportError, UsageError
@@ -37,6 +38,8 @@ class Service:
         metrics: of the server.
         language: None where the artifact has no texts.
         why_no_text: the reason for that.
+        vectors: None where the artifact gives no vectors of texts.
+        why_no_vectors: the reason for that.
         parking: None where nothing is parked.
         memory: of calls of the model.
 
@@ -64,6 +67,12 @@ class Service:
             self.language = Language.read(source)
         except LinexportError as error:
             self.why_no_text = str(error)
+        self.vectors: TextVectors | None = None
+        self.why_no_vectors = ""
+        try:
+            self.vectors = TextVectors(source.manifest, source.path, source.verified)
+        except LinexportError as error:
+            self.why_no_vectors = str(error)
 
     def start(self) -> None:
         """Begin to take requests, in the event loop."""

@@ -121,7 +121,7 @@ def accepted() -> dict[str, set[str]]:
     """The words that a conversion takes, from the places that refuse others."""
     from linexport.quantization.choose_bits import CHOICES
     from linexport.quantization.forecast import LAYERS, WHOLE
-    from linexport.sources.hugging_face.heads import POOLINGS
+    from linexport.sources.hugging_face.choose_head import POOLINGS
     from linexport.targets import DTYPES
     from linexport.timing.latency import EXTENTS
 

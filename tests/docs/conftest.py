@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.sentence_folder import NORMALIZE, dense, pooling, save_sentence_model
 
 
 def _model(folder: Path) -> None:
@@ -53,6 +54,12 @@ def _hybrid(folder: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tiny-qwen")
 
 
+def _embedder(folder: Path) -> None:
+    """``tiny-embedder``: an untrained embedding model, as sentence-transformers saves it."""
+    modules = [pooling(32, "pooling_mode_mean_tokens"), dense(32, 24), NORMALIZE]
+    save_sentence_model("mamba2", folder / "tiny-embedder", modules)
+
+
 def _streaming(folder: Path) -> None:
     """``streaming``: the programs of the example."""
     shutil.copytree(ROOT / "examples" / "streaming", folder / "streaming")
@@ -62,6 +69,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "model.pt": _model,
     "artifact": _artifact,
     "tiny-qwen": _hybrid,
+    "tiny-embedder": _embedder,
     "streaming": _streaming,
 }
 

@@ -22,7 +22,8 @@ from linexport.sources.hugging_face.architecture import (
     classes,
     is_native,
 )
-from linexport.sources.hugging_face.heads import BASE, HEADS, head_of
+from linexport.sources.hugging_face.choose_head import head_of
+from linexport.sources.hugging_face.heads import BASE, HEADS
 from linexport.sources.hugging_face.vision import has_tower
 from tests.support.families import TINY, WITH_TOWERS
 

@@ -64,13 +64,16 @@ class Encoder:
         with self._lock:
             self._start()
 
-    def encode(self, text: str, *, special: bool, most: int | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool, most: int | None = None, cut: int | None = None
+    ) -> list[int]:
         """Return the tokens of a prompt.
 
         Args:
             text: of any length.
             special: begin and end it as the tokenizer says.
             most: tokens that are returned; None for any number.
+            cut: tokens that are kept of a longer text; None for all.
 
         Raises:
             TooManyTokensError: there are more.
@@ -80,7 +83,7 @@ class Encoder:
             if self._process is None:
                 self._start()
             assert self._process is not None
-            request = {"text": text, "special": special, "most": most}
+            request = {"text": text, "special": special, "most": most, "cut": cut}
             line = json.dumps(request).encode() + b"\n"
             answer = self._ask(self._process, line)
         if "error" in answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from linexport.artifact.model import Model
 from linexport.artifact.stream import Stream
 from linexport.artifact.text.batch import Batch
 from linexport.artifact.text.continuation import END, Generation, TextRow, continuations
+from linexport.artifact.text.embedding import TextVectors, Vectors, embed
 from linexport.artifact.text.generating import GenerationRequest
 from linexport.artifact.text.generation_config import generation_defaults
 from linexport.artifact.text.language_interface import Prompt, language_interface
@@ -42,6 +44,9 @@ class TextModel(Model):
     @property
     @abstractmethod
     def verified(self) -> Mapping[str, FileRecord]: ...
+
+    @abstractmethod
+    def run(self, *args: Any, **inputs: Any) -> Arrays: ...
 
     @abstractmethod
     def image_inputs(self, ids: np.ndarray, images: Mapping[str, object]) -> Arrays: ...
@@ -177,6 +182,38 @@ class TextModel(Model):
         if warning:
             log.warning("%s", warning)
         return request.generation(self.path, model.vocabulary, self.verified), rows
+
+    @cached_property
+    def _vectors(self) -> TextVectors:
+        return TextVectors(self.manifest, self.path, self.verified)
+
+    def embed(
+        self, texts: str | Sequence[str], *, prompt: str | None = None, size: int | None = None
+    ) -> Vectors:
+        """Return vectors of texts, of an artifact of an embedding model.
+
+        Texts are tokenized as sentence-transformers does, cut to the model's longest, and computed
+        in batches of about one length; the vector of a text does not depend on the others.
+
+        Args:
+            texts: one, or several.
+            prompt: name of a prompt of the model to put in front, such as "query"; None for its
+                default one, "" for none.
+            size: numbers of a vector that are kept, of the first ones, as models that are trained
+                for several sizes allow (matryoshka); None for all. They are not normalised again.
+
+        Returns:
+            float32 (N, size) for several texts, (size,) for one. Of a model for late interaction an
+            array (tokens, size) of each text.
+
+        Raises:
+            UsageError: not an embedding model, no tokenizer, no such prompt or size, or a text
+                without tokens.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        rows = [self._vectors.tokens(text, prompt) for text in several]
+        found = embed(self._vectors, self.run, rows, size)
+        return found[0] if isinstance(texts, str) else found
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Return the prompt of a conversation as token ids, by the chat template of the model.

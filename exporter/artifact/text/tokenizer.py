@@ -62,13 +62,21 @@ class Tokenizer(Protocol):
 
     special: Mapping[str, int]
 
-    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        most: int | None = None,
+        cut: int | None = None,
+    ) -> list[int]:
         """Return the tokens of a prompt.
 
         Args:
             text: of any length.
             special: begin and end it as the tokenizer says, with a token of the beginning say.
             most: tokens that are returned; None for any number.
+            cut: tokens that are kept of a longer text, those of its beginning and end among them.
 
         Raises:
             TooManyTokensError: there are more.
@@ -213,12 +221,19 @@ class _Bytes:
 
     special: Mapping[str, int] = MappingProxyType({})
 
-    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        most: int | None = None,
+        cut: int | None = None,
+    ) -> list[int]:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         content = text.encode("utf-8", "surrogateescape")
         if most is not None and len(content) > most:
             raise TooManyTokensError(len(content))
-        return list(content)
+        return list(content[:cut])
 
     def decoder(self, *, exact: bool = False) -> Decoder:
         return _ByteDecoder("surrogateescape" if exact else "replace")
@@ -262,12 +277,19 @@ class _HuggingFace:
         self.special: Mapping[str, int] = {t.content: i for i, t in added.items() if t.special}
         self._silent = frozenset(self.special.values())
 
-    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        most: int | None = None,
+        cut: int | None = None,
+    ) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise UsageError("The prompt is not valid UTF-8.") from None
-        return self._encoder.encode(text, special=special, most=most)
+        return self._encoder.encode(text, special=special, most=most, cut=cut)
 
     def decoder(self, *, exact: bool = False) -> Decoder:
         return _HuggingFaceDecoder(self._inner.decode, self._has_text)

@@ -1,7 +1,8 @@
 """The process that encodes prompts: a tokenizer in, lines of JSON in, lines of JSON out.
 
     size in bytes, and tokenizer.json       once -> {}, or {"error": ...}
-    {"text": ..., "special": true, "most": 9}       {"ids": [...]}, {"count": ...} of more, or error
+    {"text": ..., "special": true, "most": 9, "cut": null}
+                                            {"ids": [...]}, {"count": ...} of more, or error
 
 What a file may ask for has no bound (replacements that double a text forty times, a regular
 expression that tries every way to divide a word), and an allocation that fails inside the library
@@ -36,9 +37,7 @@ def main() -> None:
     allow(seconds, len(content))
     try:
         tokenizer = Tokenizer.from_buffer(content)
-        # A prompt is neither padded, to whatever length the file says, nor cut.
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
+        tokenizer.no_padding()  # to whatever length the file says
     except BaseException as error:  # a panic of the library is no Exception
         write({"error": reason(error)})
         return
@@ -65,6 +64,11 @@ def limit(kind: int, most: int) -> None:
 def encoded(tokenizer: Any, request: JsonObject) -> dict[str, object]:
     """Return the tokens of a prompt, or the error."""
     try:
+        # Not to the length that the file says.
+        if request["cut"] is None:
+            tokenizer.no_truncation()
+        else:
+            tokenizer.enable_truncation(request["cut"])
         found = tokenizer.encode(request["text"], add_special_tokens=request["special"])
         most = request["most"]
         return {"ids": found.ids} if most is None or len(found) <= most else {"count": len(found)}

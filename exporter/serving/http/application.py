@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from linexport.serving.http import inference, openai
+from linexport.serving.http import embeddings, inference, openai
 from linexport.serving.http.access_log import AccessLog
 from linexport.serving.http.budget import MIB, Budget
 from linexport.serving.http.desk import Desk
@@ -91,5 +91,6 @@ ROUTES = [
     Route("/v2/health/live", live),
     Route("/metrics", metrics),
     *openai.ROUTES,
+    *embeddings.ROUTES,
     *inference.ROUTES,
 ]

@@ -38,7 +38,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """Describe the model of a name."""
     service = _service(request)
-    _check_model(service, request.path_params["name"])
+    check_model(service, request.path_params["name"])
     return JSONResponse(_model(service))
 
 
@@ -51,7 +51,7 @@ async def completions(request: Request) -> Response:
     text_request: CompletionRequest = await request.app.desk.do(
         len(body), reading, CompletionRequest, body
     )
-    _check_model(service, text_request.model)
+    check_model(service, text_request.model)
     prompt, before = text_request.only_prompt(), None
     if text_request.resume is not None:
         plan = await _resumed(service, text_request, prompt is not None, chat=False)
@@ -76,7 +76,7 @@ async def chat(request: Request) -> Response:
     template = _language(service).template
     reading = partial(parse, messages=read_messages)
     text_request: ChatRequest = await request.app.desk.do(len(body), reading, ChatRequest, body)
-    _check_model(service, text_request.model)
+    check_model(service, text_request.model)
     if text_request.resume is not None:
         plan = await _resumed(service, text_request, bool(text_request.messages), chat=True)
         return await _answer(request, service, plan, text_request)
@@ -120,7 +120,12 @@ def _model(service: Service) -> dict[str, object]:
     }
 
 
-def _check_model(service: Service, name: str) -> None:
+def check_model(service: Service, name: str) -> None:
+    """Check that a request names the model of the server.
+
+    Raises:
+        ProtocolError: it names another.
+    """
     if name != service.name:
         raise ProtocolError(
             404,

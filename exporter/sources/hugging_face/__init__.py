@@ -98,12 +98,8 @@ def load_hugging_face(
     """
     config = read_config(folder, trust_remote_code)
     from linexport.models import flash_linear_attention as fla
-    from linexport.sources.hugging_face.heads import (
-        CAUSAL,
-        check_padding,
-        head_of,
-        modules_left_out,
-    )
+    from linexport.sources.hugging_face.choose_head import head_of, modules_left_out
+    from linexport.sources.hugging_face.heads import CAUSAL, check_padding
     from linexport.sources.hugging_face.vision import has_tower
 
     head = head_of(folder / CONFIG, config, pooling)
@@ -132,12 +128,12 @@ def load_hugging_face(
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
     auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)
-    files = weights
+    files = [*weights, *getattr(head.pool, "files", ())]
     check_padding(folder, head, model)
     about = f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}"
     if adapter is not None:
         adapter.merge(model)
-        files, about = [*weights, *adapter.files], f"{about}, with an adapter merged into them"
+        files, about = [*files, *adapter.files], f"{about}, with an adapter merged into them"
         copied = tuple({p.name: p for p in (*copied, *adapter.copied)}.values())
     source = Source(
         kind="hugging_face",
@@ -169,7 +165,7 @@ def load_hugging_face(
         imported,
         warnings=(
             *(() if towers else _left_out(config, model)),
-            *modules_left_out(folder, head),
+            *modules_left_out(folder, pooling),
             *left_out,
             *imported.warnings,
         ),
@@ -333,7 +329,7 @@ def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> Head
         pooling: see ``load_hugging_face``.
 
     Raises:
-        UsageError, UnsupportedModelError: see ``heads.head_of``.
+        UsageError, UnsupportedModelError: see ``choose_head.head_of``.
     """
     if isinstance(source, LoadedModel):
         return source.language.head if source.language else None
@@ -342,7 +338,7 @@ def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> Head
     path = model_folder(source) / CONFIG
     if not path.is_file():
         return None
-    from linexport.sources.hugging_face.heads import head_of
+    from linexport.sources.hugging_face.choose_head import head_of
 
     return head_of(path, read_json(path), pooling).name
 

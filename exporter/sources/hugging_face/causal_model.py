@@ -61,6 +61,8 @@ class CausalModel(nn.Module):
     def __init__(self, model: LibraryObject, head: Head = CAUSAL) -> None:
         super().__init__()
         self.model, self.head = model, head
+        if isinstance(head.pool, nn.Module):
+            self.modules_behind = head.pool  # its weights are those of this module
         taken, inner = (
             parameters.signature(f) for f in (model.forward, model.get_decoder().forward)
         )

@@ -100,9 +100,9 @@ def _is_native(folder: Path, config: dict[str, object]) -> bool:
     try:
         check_version()
         from linexport.sources.hugging_face.architecture import is_native
-        from linexport.sources.hugging_face.heads import head_of
+        from linexport.sources.hugging_face.heads import named_head
 
-        return is_native(config, head_of(folder / CONFIG, config, None).auto)
+        return is_native(config, named_head(folder / CONFIG, config).auto)
     except (EnvironmentProblemError, UnsupportedModelError):
         return False
 
@@ -328,14 +328,24 @@ def read_json(path: Path) -> JsonObject:
     Raises:
         UsageError: it cannot be read, or holds something else.
     """
+    content = read_json_value(path)
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a JSON object. Download it again.")
+    return content
+
+
+def read_json_value(path: Path) -> object:
+    """Return what a file holds as JSON.
+
+    Raises:
+        UsageError: it cannot be read, or is not JSON.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: object = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}. Download it again.") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a JSON object. Download it again.")
     if _deeper(content, _NESTED):
         raise UsageError(f"{path} has values nested more than {_NESTED} deep. Download it again.")
     return content

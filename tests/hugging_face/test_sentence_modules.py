@@ -1,0 +1,244 @@
+"""Modules of sentence-transformers: beside their formulas, and beside that library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import linexport
+from linexport.errors import LinexportError, UsageError
+from linexport.sources import load_model
+from tests.support import SCRIPTS
+from tests.support.environments import made
+from tests.support.families import TINY
+from tests.support.sentence_folder import (
+    LONGEST,
+    NORMALIZE,
+    Module,
+    dense,
+    pooling,
+    save_sentence_model,
+    write_modules,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDTH = 32
+MEAN = pooling(WIDTH, "pooling_mode_mean_tokens")
+TEXTS = ["a cat", "a dog", "x", "the bonds and stocks of the day", *("word " * n for n in (3, 30))]
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sentence") / "base"
+    assert TINY["mamba2"]["hidden_size"] == WIDTH
+    return save_sentence_model("mamba2", place, [])
+
+
+@pytest.fixture
+def folder(base: Path, tmp_path: Path) -> Callable[..., Path]:
+    """``folder(modules, library)``: the base model with modules behind it."""
+
+    def copied(*modules: Module, library: str = "sentence_transformers") -> Path:
+        place = Path(shutil.copytree(base, tmp_path / f"model{len(list(tmp_path.iterdir()))}"))
+        write_modules(place, modules, library)
+        return place
+
+    return copied
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """An artifact with a mean, a projection and a norm."""
+    place = tmp_path_factory.mktemp("embedder")
+    model = Path(shutil.copytree(base, place / "model"))
+    write_modules(model, [MEAN, dense(WIDTH, 24), NORMALIZE], "sentence_transformers")
+    manifest = linexport.convert(model, place / "out", bench=False, threads=1)
+    assert (manifest.status, manifest.head) == ("ok", "pooled") and not manifest.warnings
+    return place / "out"
+
+
+def hidden_states(place: Path, ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """What the library's model gives for each row alone, in float64; NaN where padding is."""
+    model = transformers.AutoModel.from_pretrained(place, dtype=torch.float64).eval()
+    found = np.full((*ids.shape, WIDTH), np.nan)
+    for row, kept in enumerate(mask.bool()):
+        with torch.no_grad():
+            states = model(input_ids=ids[row : row + 1, kept]).last_hidden_state
+        found[row, kept] = states[0].numpy()
+    return found
+
+
+def pooled(mode: str, states: np.ndarray) -> np.ndarray:
+    """A pooling of the tokens of one text, from its definition."""
+    states = states[~np.isnan(states[:, 0])]
+    weights = np.arange(1, len(states) + 1)
+    return {
+        "cls_token": states[0],
+        "lasttoken": states[-1],
+        "max_tokens": states.max(0),
+        "mean_tokens": states.mean(0),
+        "mean_sqrt_len_tokens": states.sum(0) / len(states) ** 0.5,
+        "weightedmean_tokens": (states * weights[:, None]).sum(0) / weights.sum(),
+    }[mode]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_poolings_projections_and_norms_are_their_formulas(
+    folder: Callable[..., Path], side: str
+) -> None:
+    modes = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens")
+    modes += ("weightedmean_tokens", "lasttoken")
+    wide = WIDTH * len(modes)
+    identity = "torch.nn.modules.linear.Identity"
+    norm: Module = ("LayerNorm", {"dimension": 24}, {})
+    norm[2].update({"norm.weight": torch.rand(24) + 0.5, "norm.bias": torch.randn(24)})
+    projection = dense(wide, 24, use_residual=True, activation_function=identity)
+    projection[2]["residual.weight"] = torch.randn(24, wide) / 9
+    place = folder(
+        pooling(WIDTH, *(f"pooling_mode_{m}" for m in modes)), projection, norm, NORMALIZE
+    )
+    ids = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(3, 9).long()
+    for row, length in enumerate((9, 4, 1)):
+        mask[row, slice(0, 9 - length) if side == "left" else slice(length, 9)] = 0
+    with torch.no_grad():
+        found = load_model(place).module(ids, mask).numpy()
+    states = hidden_states(place, ids, mask)
+    x = np.stack([np.concatenate([pooled(m, row) for m in modes]) for row in states])
+    weights = {name: w.double().numpy() for name, w in (projection[2] | norm[2]).items()}
+    x = x @ (weights["linear.weight"] + weights["residual.weight"]).T + weights["linear.bias"]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    x = x * weights["norm.weight"] + weights["norm.bias"]
+    np.testing.assert_allclose(found, x / np.linalg.norm(x, axis=-1, keepdims=True), atol=3e-6)
+
+
+def test_texts_become_vectors_that_do_not_depend_on_others(embedder: Path) -> None:
+    model = linexport.load(embedder, threads=1)
+    found = model.embed(TEXTS, prompt="query")
+    assert isinstance(found, np.ndarray) and found.shape == (len(TEXTS), 24)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    for text, vector in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(model.embed(text, prompt="query"), vector, atol=1e-6)
+    assert abs(model.embed(TEXTS[0]) - found[0]).max() > 0.01  # a prompt changes it
+    np.testing.assert_array_equal(model.embed(TEXTS, prompt="query", size=5), found[:, :5])
+    assert model.embed([]).shape == (0, 24)
+    # The longest texts are cut, the token at the end is kept.
+    np.testing.assert_array_equal(model.embed("word " * 30), model.embed("word " * 300))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": "passage"}, "Found prompt 'passage'; this model has query, document."),
+        ({"size": 25}, "Found size 25; vectors of this model have 24 numbers."),
+    ],
+)
+def test_what_a_model_does_not_have_is_said(
+    embedder: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        linexport.load(embedder, threads=1).embed("a cat", **given)
+
+
+@pytest.mark.services
+def test_a_model_of_texts_is_no_embedding_model(converted: Callable[..., Path]) -> None:
+    model = linexport.load(converted("language_model"), threads=1)
+    with pytest.raises(UsageError, match=r"not an embedding model: .* sentence-transformers"):
+        model.embed("a cat")
+
+
+@pytest.mark.services
+def test_vectors_are_those_of_sentence_transformers(embedder: Path, tmp_path: Path) -> None:
+    place, output = embedder.parent / "model", tmp_path / "vectors.npy"
+    python = made("sentence") / "bin" / "python"
+    script = SCRIPTS / "sentence_vectors.py"
+    command = [python, "-W", "ignore", script, place, json.dumps(TEXTS), "query", output]
+    subprocess.run(command, check=True)
+    found = linexport.load(embedder, threads=1).embed(TEXTS, prompt="query")
+    np.testing.assert_allclose(found, np.load(output), atol=2e-6)
+
+
+@pytest.mark.services
+def test_late_interaction_has_a_vector_of_each_token(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    projection = dense(WIDTH, 16, activation_function="torch.nn.modules.linear.Identity")
+    place = folder(projection, library="pylate")
+    manifest = linexport.convert(place, tmp_path / "out", bench=False, threads=1)
+    assert (manifest.status, manifest.head) == ("ok", "hidden_states")
+    model = linexport.load(tmp_path / "out", threads=1)
+    found = model.embed(TEXTS)
+    assert isinstance(found, list) and len(found[-1]) == LONGEST
+    for text, vectors in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose(model.embed(text), vectors, atol=1e-6)
+
+
+def test_a_pooling_of_the_user_takes_the_place_of_modules(folder: Callable[..., Path]) -> None:
+    loaded = load_model(folder(MEAN, dense(WIDTH, 24), NORMALIZE), pooling="last")
+    assert "Dense, Normalize. Leave out --pooling" in loaded.warnings[0]
+    with torch.no_grad():
+        assert loaded.module(*loaded.args).shape[-1] == WIDTH
+
+
+BAD: dict[str, tuple[list[Module], str]] = {
+    "an unknown module": ([MEAN, ("CNN", {}, {})], "a module CNN; known are Pooling"),
+    "an activation of its own": (
+        [MEAN, dense(WIDTH, 8, activation_function="os.system")],
+        "an activation 'os.system'; known are",
+    ),
+    "weights of another size": (
+        [MEAN, ("Dense", dense(WIDTH, 8)[1], dense(WIDTH, 9)[2])],
+        r"linear\.weight",
+    ),
+    "no weights": ([MEAN, ("Dense", dense(WIDTH, 8)[1], {})], "no model.safetensors"),
+    "no size": ([MEAN, dense(WIDTH, 8, in_features="8")], "in_features '8'; expected a size"),
+    "an unknown pooling": (
+        [("Pooling", {"pooling_mode": "median"}, {})],
+        "a pooling 'median'; known are",
+    ),
+    "a pooling without the prompt": (
+        [("Pooling", {"pooling_mode": "mean", "include_prompt": False}, {})],
+        "leaves out the tokens of the prompt",
+    ),
+    "a pooling at the end": ([dense(WIDTH, 8), MEAN], "a Pooling behind another module"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_modules_that_are_not_converted_are_named(folder: Callable[..., Path], name: str) -> None:
+    modules, message = BAD[name]
+    with pytest.raises(LinexportError, match=message):
+        load_model(folder(*modules))
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "[1]", '[{"type": "a.Transformer", "path": "../x"}]', "[", "[{}]"]
+)
+def test_a_damaged_list_of_modules_is_refused(folder: Callable[..., Path], content: str) -> None:
+    place = folder()
+    (place / "modules.json").write_text(content)
+    with pytest.raises(LinexportError, match=r"modules\.json"):
+        load_model(place)
+
+
+def test_a_module_outside_of_the_folder_is_not_read(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = folder(MEAN, dense(WIDTH, 8))
+    inside = place / "2_Dense" / "model.safetensors"
+    (tmp_path / "elsewhere").mkdir()
+    inside.rename(tmp_path / "elsewhere" / "model.safetensors")
+    inside.symlink_to(tmp_path / "elsewhere" / "model.safetensors")
+    with pytest.raises(LinexportError, match="link"):
+        load_model(place)
