@@ -20,6 +20,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
+from hypothesis import settings
 
 import linexport
 from linexport.artifact import Artifact
@@ -29,6 +30,12 @@ from tests.support import FACTORIES, command_line
 from tests.support.command_line import Result
 
 MODULE = "small_models"
+
+# An example has no deadline: a busy machine is not a fault. "ci" of Hypothesis's own has none either.
+if settings.get_current_profile_name() == "default":
+    settings.register_profile("local", deadline=None)
+    settings.load_profile("local")
+
 
 LONGEST = {
     *("test_pages.py", "test_formulations.py", "test_layers.py"),
