@@ -31,7 +31,7 @@ from tests.support.command_line import Result
 
 MODULE = "small_models"
 
-# An example has no deadline: a busy machine is not a fault. "ci" of Hypothesis's own has none either.
+# Examples have no deadline, as those of the profile "ci" have none: a busy machine is not a fault.
 if settings.get_current_profile_name() == "default":
     settings.register_profile("local", deadline=None)
     settings.load_profile("local")

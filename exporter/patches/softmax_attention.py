@@ -86,7 +86,8 @@ def _by_row(mask: Tensor, groups: int, served: int) -> Tensor:
     """(B, groups or 1, served T, S) of (B, H or 1, T, S), the heads that share keys in order."""
     # Not a reshape, whose strides torch would compare in terms that it cannot order: T S and S.
     if mask.shape[1] == 1:
-        return torch.cat([mask] * served, 2)
+        # One row for all queries, as without an order of tokens, broadcasts.
+        return mask if mask.shape[2] == 1 else torch.cat([mask] * served, 2)
     return torch.cat(mask.unflatten(1, (groups, served)).unbind(2), 2)
 
 

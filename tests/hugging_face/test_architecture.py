@@ -71,15 +71,13 @@ def test_a_class_that_no_mapping_has_is_refused_for_every_type(kind: str) -> Non
             assert not is_native({**config, "auto_map": {}}, auto)
 
 
-def test_a_re_upload_of_a_bidirectional_model_is_refused_by_both_names(
+def test_a_re_upload_of_a_model_of_another_class_is_refused_by_both_names(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    place = edited(
-        model_folder("lfm2"), tmp_path / "model", architectures=["Lfm2BidirectionalModel"]
-    )
+    place = edited(model_folder("lfm2"), tmp_path / "model", architectures=["Lfm2TwoWayModel"])
     with pytest.raises(
         UnsupportedModelError,
-        match=r"(?s)Lfm2BidirectionalModel.*would be built is Lfm2Model.*factory, package",
+        match=r"(?s)Lfm2TwoWayModel.*would be built is Lfm2Model.*factory, package",
     ):
         load_model(place, pooling="cls")
 
@@ -97,11 +95,11 @@ def test_auto_map_is_not_advised_to_be_deleted_where_another_class_is_built_then
     auto: str | None, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     """By the name in architectures, and by the one in auto_map where that says another."""
-    own = {"AutoModel": "modeling.Lfm2BidirectionalModel"}
+    own = {"AutoModel": "modeling.Lfm2TwoWayModel"}
     place = edited(
         model_folder("lfm2"),
         tmp_path / "model",
-        architectures=["Lfm2Model" if auto else "Lfm2BidirectionalModel"],
+        architectures=["Lfm2Model" if auto else "Lfm2TwoWayModel"],
         auto_map=own if auto else {"AutoTokenizer": ["own.Own", None]},
     )
     with pytest.raises(UnsupportedModelError, match=r"trust_remote_code=True.*factory") as refused:

@@ -98,6 +98,7 @@ def load_hugging_face(
     """
     config = read_config(folder, trust_remote_code)
     from linexport.models import flash_linear_attention as fla
+    from linexport.sources.hugging_face import bidirectional
     from linexport.sources.hugging_face.choose_head import head_of, modules_left_out
     from linexport.sources.hugging_face.heads import CAUSAL, check_padding
     from linexport.sources.hugging_face.vision import has_tower
@@ -125,6 +126,13 @@ def load_hugging_face(
             f"among linexport's modules; converted are {', '.join(fla.layouts())}",
             "build the model in plain PyTorch in a factory, package.module:callable",
         )
+    if bidirectional.is_encoder(config) and not trust_remote_code:
+        if adapter is not None:
+            raise refuse(
+                folder, "an adapter of an encoder", "merge it with peft, and save the model"
+            )
+        loaded = bidirectional.load(folder, config, weights, head, location or str(folder))
+        return replace(loaded, warnings=modules_left_out(folder, pooling), files=copied)
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
     auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)

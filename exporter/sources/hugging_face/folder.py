@@ -23,6 +23,8 @@ from linexport.system.versions import TRANSFORMERS, numbers
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+ENCODERS = {"Lfm2BidirectionalModel": "Lfm2Model"}
+"""Encoders that ``bidirectional`` builds, with the causal classes that they are made of."""
 REDIRECTION = "transformers_weights"
 """Setting by which a configuration names another file of weights."""
 
@@ -74,9 +76,15 @@ def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
             f"weights quantised by {method or 'an unknown method'}; expected float ones",
             "take the checkpoint it was quantised from",
         )
-    if config.get("auto_map") and not trust_remote_code:
+    if config.get("auto_map") and not trust_remote_code and not _is_own(config):
         raise _code(folder, config)
     return config
+
+
+def _is_own(config: JsonObject) -> bool:
+    """Return whether linexport builds the class of a configuration without its code."""
+    named: str = (config.get("architectures") or [""])[0]
+    return named in ENCODERS
 
 
 def _code(folder: Path, config: JsonObject) -> UnsupportedModelError:
