@@ -16,22 +16,11 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import SIZES_ONLY, typed_like_output
 from linexport.graph.tensors import constant_values
 
 END = np.iinfo(np.int64).max
 """The end of an axis as exporters write it."""
-
-ONE_DTYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm"}
-"""Operators whose output has the dtype of all of their inputs."""
-
-SAME_DTYPE = {"Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
-    "Squeeze",
-    "Unsqueeze",
-    "Reshape",
-    "Transpose",
-}
-"""Operators whose output has the dtype of their first input."""
 
 
 def producer(tensor: gs.Tensor, op: str | None = None) -> gs.Node | None:
@@ -218,9 +207,11 @@ def _unwrapped(tensor: gs.Tensor) -> gs.Node | None:
 def element_type_of(tensor: gs.Tensor) -> int | None:
     """Return ONNX's number of the dtype, from what it is computed of where none is noted."""
     while tensor.dtype is None and (node := producer(tensor)) is not None:
-        if node.op not in SAME_DTYPE | ONE_DTYPE:
+        own = not node.domain and tensor is node.outputs[0]
+        places = typed_like_output(node.op) if own else ()
+        given = [node.inputs[i] for i in places if i < len(node.inputs)]
+        if not given:
             break
-        given = node.inputs if node.op in ONE_DTYPE else node.inputs[:1]
         tensor = next((t for t in given if t.dtype is not None), given[0])
     if tensor.dtype is None and producer(tensor, "Shape"):
         return onnx.TensorProto.INT64

@@ -20,12 +20,10 @@ from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from linexport.graph.dims import StaticShape
+from linexport.graph.operators import VIEWS
 from linexport.graph.walk import reads, subgraphs
 
 log = logging.getLogger(__name__)
-
-VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-"""Operators that return the memory they are given."""
 
 KNOWN = 2**10
 """Elements of a value that may be a shape, and is computed."""
@@ -112,6 +110,7 @@ class Footprint:
                 if not name:
                     continue
                 values[name] = value
+                # The runtime gives such an operator the memory of its input.
                 source = holder.get(node.input[0]) if node.op_type in VIEWS else None
                 holder[name] = name if source is None else source
                 left[holder[name]] = left.get(holder[name], 0) + 1

@@ -11,21 +11,11 @@ from typing import TypeVar
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import SIZES_ONLY, Trait, having, is_affine
 
 State = TypeVar("State", bound=Hashable)
 
-MOVES = {
-    *("Cast", "Expand", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
-    *("Neg", "SequenceAt", "SplitToSequence", "ReduceMean", "ReduceSum", "Transpose", "Unsqueeze"),
-}
-"""Linear operators of their first input."""
-
-ELEMENTS = ("Gather", "GatherElements", "GatherND", "Slice")
-"""Operators that take elements of a tensor by their places."""
-
-SUMS = {"Add", "Concat", "Sub", "Sum"}
-PRODUCTS = {"Einsum", "Gemm", "MatMul", "Mul"}
+SELECTS = having(Trait.SELECTS)
 
 
 def has_directions(node: gs.Node) -> bool:
@@ -67,7 +57,7 @@ def reads_by_number(loop: gs.Node) -> bool:
         data, places = next(iter(node.inputs), None), node.inputs[1:]
         outside = isinstance(data, gs.Variable) and data.name not in own
         by_number = any(t.name in counted for t in places)
-        if node.op in ELEMENTS and outside and by_number:
+        if node.op in SELECTS and outside and by_number:
             return True
         own |= {t.name for t in node.outputs}
         if any(t.name in counted for t in node.inputs):
@@ -126,18 +116,7 @@ def first_nonlinear(body: gs.Graph, states: set[str], nodes: Iterable[gs.Node]) 
         taken = [tensor.name in linear for tensor in node.inputs]
         if id(node) not in needed or not any(taken) or node.op in SIZES_ONLY:
             continue
-        if not _is_linear(node.op, taken):
+        if not is_affine(node.op, taken):
             return str(node.op)
         linear |= {tensor.name for tensor in node.outputs}
     return None
-
-
-def _is_linear(op: str, taken: list[bool]) -> bool:
-    """Return whether an operator is linear in those of its inputs that are taken."""
-    if op in SUMS:
-        return True
-    if op in PRODUCTS:
-        return sum(taken[:2]) < 2
-    if op == "Where":
-        return not taken[0]
-    return (op in MOVES or op == "Div") and not any(taken[1:])

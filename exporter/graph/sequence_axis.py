@@ -7,6 +7,7 @@ import re
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import WINDOWS
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
 
@@ -35,8 +36,6 @@ DIMENSION = re.compile(r"(\d+\*)?[^\W\d]\w*")
 
 KNOWN = (None, "", "ai.onnx", "com.microsoft")
 """Domains whose operators are told apart here; any other may do anything."""
-
-WINDOWS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
 
 
 def symbol(graph: gs.Graph) -> str | None:

@@ -13,11 +13,12 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.graph.operators import LAYOUT
 from linexport.manifest.inspected import DrawnNode, GraphPart
 from linexport.plugins.ops import linear_attention
 
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
-LAYOUT_OPS = ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Pad")
+LAYOUT_OPS = LAYOUT | {"Slice", "Pad"}
 MAX_NODES_DRAWN = 90
 """Nodes of a part that can still be read."""
 

@@ -20,14 +20,13 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.copies import disconnect
 from linexport.graph.edit import original_of, producer
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import COPIES, ELEMENTWISE, LAYOUT, PRODUCTS, SIZES_ONLY
 from linexport.graph.partial_eval import Values
 from linexport.graph.tensors import known_shape
 from linexport.loops.step_nodes import broadcast, numbers_in
-from linexport.loops.vectorize_over_time import ELEMENTWISE
 
-MULTIPLY = ("Einsum", "MatMul", "Mul")
-PASS_ON = ("Cast", "Identity", "Neg", "Reshape", "Transpose", "Unsqueeze")
+PASS_ON = COPIES | LAYOUT | {"Neg"}
+"""Operators that an outer product remains one behind."""
 
 Terms = tuple[tuple[float, gs.Tensor | None], ...]
 """A sum of values, each with its sign or coefficient; None is 1."""
@@ -137,7 +136,7 @@ class _Step:
     def _is_outer(self, tensor: gs.Tensor | None) -> bool:
         """Return whether a value is an outer product, or one of those times something."""
         node = None if tensor is None else producer(tensor)
-        if node is None or node.op not in (*MULTIPLY, *PASS_ON):
+        if node is None or node.op not in PRODUCTS | PASS_ON:
             return False
         if node.op in PASS_ON:
             return self._is_outer(node.inputs[0])

@@ -17,9 +17,10 @@ import onnx_graphsurgeon as gs
 from linexport.graph.contract import NoMatchError
 from linexport.graph.edit import original_of, producer
 from linexport.graph.monomials import Size
+from linexport.graph.operators import LAYOUT
 from linexport.graph.partial_eval import Values
 
-KEEPS = frozenset(("Expand", "Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+KEEPS = LAYOUT | {"Gather"}
 """Operators whose results are elements of their first input."""
 
 INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.contract import NoMatchError
 from linexport.graph.copies import disconnect
 from linexport.graph.folding import fold
-from linexport.graph.scan_body import MOVES, PRODUCTS
+from linexport.graph.operators import is_linear
 from linexport.loops.step_nodes import inferred
 
 Column: TypeAlias = "gs.Tensor | None"
@@ -82,9 +82,7 @@ class StepColumns:
                 ]
                 return self._copy(node, [*node.inputs[:first], *zeros])
             return [self._sum(node, parts)]
-        product = node.op in PRODUCTS and node.op != "Gemm" and sum(taken[:2]) == 1
-        moved = (node.op in MOVES or node.op == "Div") and taken[0] and not any(taken[1:])
-        if not product and not moved:
+        if not is_linear(node.op, taken):
             raise NoMatchError(f"{node.op} of the state is not followed")
         if known[node.inputs[taken.index(True)].name] is None:
             return [None] * len(node.outputs)

@@ -16,6 +16,7 @@ from linexport.graph.contract import NoMatchError
 from linexport.graph.copies import disconnect
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, is_read, producer
+from linexport.graph.operators import ELEMENTWISE, is_linear
 from linexport.graph.partial_eval import Values
 from linexport.graph.tensors import known_shape
 from linexport.loops.state_components import Group, LinearStates, read_groups
@@ -26,14 +27,6 @@ from linexport.loops.step_nodes import (
     output_axes,
     with_steps_along,
 )
-
-PRODUCTS = ("Einsum", "MatMul", "Mul")
-ELEMENTWISE = ("Div", "Identity", "Mul", "Neg")
-OTHER = (
-    *("Einsum", "Gather", "MatMul", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Squeeze"),
-    *("Transpose", "Unsqueeze"),
-)
-"""Operators that are linear in an input where no other input is of a state."""
 
 Shares = dict[Group | None, gs.Tensor]
 """Values that add up to another one, by the group that they are of; None: of tokens alone."""
@@ -85,13 +78,12 @@ class OutputSums:
         if node.op in ("Add", "Sub"):
             first, second = map(self._of, node.inputs)
             return None if first is None or second is None else self._sum(node.op, first, second)
-        taken = [i for i, t in enumerate(node.inputs) if self._known.groups_of(t)]
-        if node.op not in (*ELEMENTWISE, *OTHER) or len(taken) != 1:
+        taken = [bool(self._known.groups_of(t)) for t in node.inputs]
+        if sum(taken) != 1 or len(node.outputs) != 1 or not is_linear(node.op, taken):
             return None
-        shares = self._of(node.inputs[taken[0]])
-        if shares is None or (taken[0] and node.op not in PRODUCTS):
-            return None
-        return self._each(node, taken[0], shares)
+        place = taken.index(True)
+        shares = self._of(node.inputs[place])
+        return None if shares is None else self._each(node, place, shares)
 
     def _sum(self, op: str, first: Shares, second: Shares) -> Shares:
         found = dict(first)
@@ -105,13 +97,14 @@ class OutputSums:
     def _each(self, node: gs.Node, place: int, shares: Shares) -> Shares | None:
         """Return what an operator makes of each share."""
         whole = list(known_shape(node.inputs[place]))
-        if node.op in OTHER and any(list(known_shape(t)) != whole for t in shares.values()):
+        elementwise = node.op in ELEMENTWISE
+        if not elementwise and any(list(known_shape(t)) != whole for t in shares.values()):
             return None  # of a smaller share it would move or sum other elements
         found: Shares = {}
         for group, share in shares.items():
             inputs = [share if i == place else t for i, t in enumerate(node.inputs)]
-            shape = list(known_shape(node.outputs[0])) if node.op in OTHER else None
-            found[group] = self._add(node.op, inputs, node.attrs, shape)
+            shape = None if elementwise else list(known_shape(node.outputs[0]))
+            found[group] = self._add(node.op, inputs, node.attrs, shape, node.outputs[0].dtype)
         return found
 
     def _by_group(self, shares: Shares) -> list[gs.Tensor]:
@@ -127,12 +120,13 @@ class OutputSums:
         inputs: list[gs.Tensor],
         attrs: Mapping[str, object] | None = None,
         shape: Shape | None = None,
+        dtype: object = None,
     ) -> gs.Tensor:
         shape = shape or broadcast(list(known_shape(t)) for t in inputs)
         if shape is None:
             raise NoMatchError(f"the shape of {op} of {[t.name for t in inputs]} is not known")
         name = f"{inputs[0].name}/share_{len(self.nodes)}"
-        made = gs.Variable(name, inputs[0].dtype, shape)
+        made = gs.Variable(name, dtype or inputs[0].dtype, shape)
         self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [made]))
         return made
 

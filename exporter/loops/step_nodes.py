@@ -9,18 +9,18 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.dims import Shape
 from linexport.graph.inference import inferred_outputs
+from linexport.graph.operators import COPIES, ELEMENTWISE
 from linexport.graph.tensors import known_shape
 from linexport.loops.vectorize_over_time import (
     AXES,
-    ELEMENTWISE,
     OPERATORS,
-    PRODUCTS,
+    PROJECTIONS,
     axes_of,
     parts_of,
     sliced,
 )
 
-ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
+ARITHMETIC = COPIES | {"Add", "Sub", "Mul", "Div", "Neg"}
 """Elementwise operators that recognition follows."""
 
 
@@ -240,7 +240,7 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
         return all(t.name in shapes for t in node.inputs) and len(ranks) == 1
     if first.name not in shapes or any(t.name in shapes for t in rest):
         return False
-    if node.op in PRODUCTS:
+    if node.op in PROJECTIONS:
         return _is_projection(node, shapes[first.name])
     if node.op == "Transpose":
         return "perm" in node.attrs

@@ -17,15 +17,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.dims import Shape
 from linexport.graph.edit import END
+from linexport.graph.operators import ELEMENTWISE, typed_like_output
 from linexport.graph.tensors import constant_values, known_shape
-
-SAME = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs", "Tanh")
-TURNS = ("Cos", "Sin")
-OTHER = ("Erf", "Elu", "Gelu", "LeakyRelu", "HardSigmoid", "Not", "Cast", "Identity", "Clip")
-ROUNDED = ("Sign", "Floor", "Ceil", "Round")
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "And", "Or")
-COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-ELEMENTWISE = frozenset((*SAME, *TURNS, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
 
 NORMALISERS = ("Softmax", "LogSoftmax", "LayerNormalization")
 AXIS = dict.fromkeys(("Split", "Concat", "Gather"), 0) | dict.fromkeys(NORMALISERS, -1)
@@ -38,10 +31,12 @@ AXES = {
 }
 """Operators with axes as an input, and its number."""
 
-PRODUCTS = ("MatMul", "Gemm")
+PROJECTIONS = ("MatMul", "Gemm")
+"""Products of tokens and stored matrices."""
+
 PARTS = ("SplitToSequence", "SequenceAt")
 SHAPED = ("Transpose", "Reshape", "Expand")
-OPERATORS = frozenset((*ELEMENTWISE, *AXIS, *AXES, *PRODUCTS, *PARTS, *SHAPED))
+OPERATORS = frozenset((*ELEMENTWISE, *AXIS, *AXES, *PROJECTIONS, *PARTS, *SHAPED))
 
 
 class ScannedTokens(NamedTuple):
@@ -254,9 +249,9 @@ class LiftedSteps:
         """Add a node whose outputs are all tokens of what these are at one step."""
         made = []
         for tensor in outputs:
-            untyped = tensor.dtype is None and op not in (*COMPARE, "Cast")
-            if untyped and isinstance(tensor, gs.Variable):
-                tensor.dtype = inputs[1 if op == "Where" else 0].dtype
+            alike = typed_like_output(op)
+            if tensor.dtype is None and alike and isinstance(tensor, gs.Variable):
+                tensor.dtype = inputs[alike[0]].dtype
             shape = [self.length, *self.shapes[tensor.name]]
             made.append(gs.Variable(f"{self.stem}/{tensor.name}", tensor.dtype, shape))
             self.whole[tensor.name] = made[-1]

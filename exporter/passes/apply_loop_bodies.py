@@ -20,14 +20,13 @@ import onnx_graphsurgeon as gs
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.copies import copy_nodes, disconnect, folded
 from linexport.graph.edit import index_of
+from linexport.graph.operators import LOOPS
 from linexport.graph.tensors import known_shape
 from linexport.loops.token_loops import MOST_STEPS
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.search.matcher import attention_in
 
 log = logging.getLogger(__name__)
-
-LOOPS = ("Loop", "Scan")
 
 
 def run(graph: gs.Graph) -> PassResult:

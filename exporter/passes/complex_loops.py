@@ -31,8 +31,7 @@ from linexport.loops.step_nodes import leaves, multiplies, numbers_in, scanned_a
 from linexport.loops.vectorize_over_time import (
     OPERATORS,
     PARTS,
-    PRODUCTS,
-    TURNS,
+    PROJECTIONS,
     LiftedSteps,
     ScannedTokens,
 )
@@ -48,7 +47,7 @@ from linexport.passes import split_sequence
 
 log = logging.getLogger(__name__)
 
-IN_FRONT = (OPERATORS - {*PRODUCTS}) | {"Shape", "ConstantOfShape", "Range", "CastLike", "Tile"}
+IN_FRONT = (OPERATORS - {*PROJECTIONS}) | {"Shape", "ConstantOfShape", "Range", "CastLike", "Tile"}
 """Operators in front of a loop that the proof runs with it, so that its rates are what they are.
 
 Of what depends on the inputs those alone that move values or make polynomials, exponentials, sines
@@ -56,7 +55,7 @@ and cosines of them. Values of others, of a choice by a comparison or a row of a
 random numbers may not meet what is chosen once in a thousand times.
 """
 
-KNOWN_OPERATORS = {*TURNS, *PARTS, "Tile"}
+KNOWN_OPERATORS = {"Cos", "Sin", *PARTS, "Tile"}
 """Sines and cosines, which random numbers know as well, and what takes and repeats parts."""
 
 

@@ -19,13 +19,13 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.contract import NoMatchError, Pass, PassResult
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import LAYOUT, SIZES_ONLY
 from linexport.graph.partial_eval import Values
 from linexport.graph.shapes import completed_shapes
 from linexport.match.forms.token_sizes import TokenSizes
 from linexport.match.roles.subgraph import reads
 from linexport.match.search.in_pieces import NoWindowError, WindowReader
-from linexport.match.search.shifts import ALONG, LAYOUT, SELECTING, Moved, MoveReader
+from linexport.match.search.shifts import ALONG, SELECTING, Moved, MoveReader
 from linexport.passes.pads_apart import pads_apart
 from linexport.passes.past_rows import Line, PastRows, RowsLayout
 from linexport.passes.stateful_causal_conv import becomes_op

@@ -23,6 +23,7 @@ from onnx import helper
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, name_type
+from linexport.graph.operators import ELEMENTWISE, LAYOUT, typed_like_output
 from linexport.graph.partial_eval import Values
 from linexport.graph.scan_body import has_directions, nonlinear_operator
 from linexport.graph.tensors import known_shape
@@ -30,18 +31,12 @@ from linexport.loops.affine_update import join_sums
 from linexport.loops.rates import join_rates
 from linexport.loops.step_nodes import copy_given, drop_unread, leaves, scanned_axes
 from linexport.loops.step_norms import as_layer_norms
-from linexport.loops.vectorize_over_time import ELEMENTWISE, LiftedSteps, ScannedTokens
+from linexport.loops.vectorize_over_time import LiftedSteps, ScannedTokens
 
 log = logging.getLogger(__name__)
 
-LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape", "Expand"))
-"""Operators that compute nothing: by themselves they are no reason to leave the body."""
-
 FOLLOWED = frozenset(("Mul", "Div", "Exp", "Neg", "Identity", "Cast"))
 """Operators that recognition follows, of outer products as well."""
-
-TYPED = frozenset(("Add", "Sub", "Mul", "Div"))
-"""Operators whose results have the type of what they take."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,9 @@ def run(graph: gs.Graph) -> PassResult:
 
 def _typed(node: gs.Node) -> bool:
     """Write the type that a node casts to, and that of a sum or product; see ``name_type``."""
-    if node.op in TYPED and node.outputs[0].dtype is None:
-        node.outputs[0].dtype = node.inputs[0].dtype
+    alike = typed_like_output(node.op)
+    if alike and node.outputs[0].dtype is None:
+        node.outputs[0].dtype = node.inputs[alike[0]].dtype
     if node.op == "Cast" and node.outputs[0].dtype is None:
         node.outputs[0].dtype = helper.tensor_dtype_to_np_dtype(node.attrs["to"])
     return name_type(node)
@@ -141,6 +137,7 @@ def _worthwhile(nodes: list[gs.Node]) -> list[gs.Node]:
     kept: list[gs.Node] = []
     needed: set[str] = set()
     for node in reversed(nodes):
+        # What computes nothing is by itself no reason to leave the body.
         if node.op not in LAYOUT or any(o.name in needed for o in node.outputs):
             kept.insert(0, node)
             needed |= {t.name for t in node.inputs}

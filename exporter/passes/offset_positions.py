@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.monomials import Size, parse
+from linexport.graph.operators import INDEXING
 from linexport.graph.partial_eval import Values
 from linexport.graph.states import LENGTH
 from linexport.match.forms.token_sizes import TokenSizes
@@ -27,8 +28,6 @@ from linexport.match.search.position_tables import CountReader
 from linexport.passes.past_length import PastLength, token_source
 
 log = logging.getLogger(__name__)
-
-INDEXING = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 
 def run(graph: gs.Graph) -> PassResult:

@@ -16,16 +16,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import producer
+from linexport.graph.operators import CHOICES
 from linexport.plugins.ops.op import DOMAIN
-
-MOVES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool"} | {
-    "Cast",
-    "Dropout",
-    "Expand",
-    "Flatten",
-    "Identity",
-}
-"""Operators that quantisation is moved past, and those that may be removed in between."""
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -66,7 +58,7 @@ def _is_computed_in(tensor: gs.Tensor, node: gs.Node) -> bool:
 def _is_dequantised(tensor: gs.Tensor) -> bool:
     """Return whether a value is a dequantised one, moved or not."""
     node = producer(tensor)
-    while node is not None and node.op in MOVES and not node.domain:
+    while node is not None and node.op in CHOICES | {"Dropout"} and not node.domain:
         node = producer(node.inputs[0])
     return node is not None and node.op == "DequantizeLinear"
 

@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, nodes_behind, producer
-from linexport.graph.operators import AXES_ONLY
+from linexport.graph.operators import AXES_ONLY, COMPARISONS, ELEMENTWISE
 from linexport.graph.scan_body import has_directions
 from linexport.loops import fission
 from linexport.loops.step_nodes import (
@@ -35,17 +35,15 @@ from linexport.loops.step_nodes import (
     with_steps_along,
 )
 from linexport.loops.vectorize_over_time import (
-    COMPARE,
-    ELEMENTWISE,
     NORMALISERS,
-    PRODUCTS,
+    PROJECTIONS,
     LiftedSteps,
     ScannedTokens,
 )
 
 log = logging.getLogger(__name__)
 
-FUNCTIONS = (ELEMENTWISE - ARITHMETIC - frozenset(COMPARE)) | frozenset(NORMALISERS)
+FUNCTIONS = (ELEMENTWISE - ARITHMETIC - COMPARISONS) | frozenset(NORMALISERS)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,9 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
             shapes |= {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
         if reads & of_states:
             square = node.op == "Mul" and reads <= of_states
-            reason = square or node.op in PRODUCTS or _begins_function(node) or _puts_together(node)
+            reason = (
+                square or node.op in PROJECTIONS or _begins_function(node) or _puts_together(node)
+            )
             reason = reason or _divides_by_more(node, of_states, made | tokens)
             of_states |= {o.name for o in node.outputs}
             if reads & leaving and (not known or id(node) in kept):

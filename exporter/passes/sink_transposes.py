@@ -21,27 +21,10 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.edit import is_output, replace_all_uses_with
+from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.tensors import computed_value, constant_values
 
 log = logging.getLogger(__name__)
-
-ELEMENTWISE = frozenset(
-    (
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Neg",
-        "Abs",
-        "Exp",
-        "Sqrt",
-        "Relu",
-        "Sigmoid",
-        "Softplus",
-        "Tanh",
-        "Erf",
-    )
-)
 
 LAST_TWO = [0, 2, 1]
 """Permutation that a product can take the place of."""

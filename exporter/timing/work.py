@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from linexport.graph.operators import BODIES, SIZES_ONLY, VIEWS, Trait, having
 from linexport.system.json_object import JsonObject
 
 START, NODE, CALL = 9.0, 1.0, 0.1
@@ -35,14 +36,11 @@ FUNCTIONS = {
 }
 """Microseconds of a value of functions that ONNX Runtime computes one by one (1.32, measured)."""
 
-VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape"}
-"""Operators that read sizes, or give what they read, in ONNX Runtime."""
+UNREAD = VIEWS | SIZES_ONLY
+"""Operators that read sizes, or give the memory they are given, in ONNX Runtime."""
 
-PARTS = {"Slice", "Gather", "GatherElements", "GatherND"}
+PARTS = having(Trait.SELECTS)
 """Operators that read of their input what they give."""
-
-BODIES = {"If", "Loop", "Scan"}
-"""Operators whose nodes are listed by themselves."""
 
 MATRICES = {"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "MatMulNBits"}
 
@@ -118,7 +116,7 @@ def counted(events: Iterable[JsonObject]) -> Work:
         written = sum(bytes for bytes, _ in made)
         if kind in PARTS:
             moved += 2 * written
-        elif kind not in VIEWS:
+        elif kind not in UNREAD:
             moved += written + sum(bytes for bytes, _ in given)
         batch, multiplied = _products(kind, [s for _, s in given], [s for _, s in made])
         calls, products = calls + batch, products + multiplied

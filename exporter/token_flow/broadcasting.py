@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from linexport.graph.operators import COPIES
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, has_tokens, span_of, spans
 from linexport.token_flow.interpreter import FlowKind, Interpreter
 from linexport.token_flow.lengths import PAST, ZERO, Length, of
 from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
 from linexport.token_flow.values import SMALL, Affine, MixingError, Tag, Time, TokenValue
 
-COPIES = ("Identity", "Cast", "CastLike")
 LINEAR = ("Add", "Sub", "Mul", "Neg", "Sum", *COPIES)
 
 

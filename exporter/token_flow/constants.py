@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import SIZES_ONLY, WINDOWS
 from linexport.graph.states import LENGTH
 from linexport.token_flow.interpreter import is_external
 
@@ -34,7 +34,7 @@ POSITIONS: tuple[str, ...] = (
 POSITIONS += ("Max", "Min", "Mod", "Range", "Sub", "Where")
 """Operators whose numbers are of tokens where they meet positions, which depend on no values."""
 
-SLIDING = ("Conv", "AveragePool", "MaxPool", "LpPool")
+SLIDING = WINDOWS - {"ConvTranspose"}
 
 
 def along_tokens(graph: gs.Graph, tokens: str) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
+from linexport.graph.operators import BOOLEAN
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import Nodes, side_by_side
 from linexport.match.forms import functions
 from linexport.match.forms.axes import Index
-from linexport.match.forms.terms import BOOLEAN, IDENTITY, Form, Leaf
+from linexport.match.forms.terms import IDENTITY, Form, Leaf
 from linexport.match.roles.feature_maps import Mapped
 from linexport.match.roles.head_layout import axis_size, head_layout
 from linexport.match.roles.roles import Roles

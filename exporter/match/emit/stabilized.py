@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.operators import AXES_ONLY
+from linexport.graph.operators import AXES_ONLY, ON_NUMBERS
 from linexport.match.emit.attention import MatchWriter
 from linexport.match.emit.layout import written_size
 from linexport.match.errors import NotAttentionError
@@ -24,9 +24,6 @@ from linexport.match.roles.roles import Roles
 from linexport.match.roles.subgraph import Root
 
 LAYOUT = AXES_ONLY | {"Reshape"}
-
-FUNCTIONS = frozenset(("Abs", "Add", "Clip", "Div", "Max", "Mul", "Neg", "Reciprocal", "Sub"))
-"""Operators of a divisor."""
 
 
 class StabilizedWriter(MatchWriter):
@@ -91,7 +88,7 @@ class StabilizedWriter(MatchWriter):
         if isinstance(tensor, gs.Variable) and found is not None:
             return self._sum(tensor, *found)
         node = tensor.inputs[0] if tensor.inputs else None
-        if node is None or node.op not in LAYOUT | FUNCTIONS or len(node.outputs) != 1:
+        if node is None or node.op not in LAYOUT | ON_NUMBERS or len(node.outputs) != 1:
             raise NotAttentionError(f"what it is divided by is made of {tensor.name}")
         if node.op in LAYOUT:
             return self._of_tokens(node.inputs[0], heads)

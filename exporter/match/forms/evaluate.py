@@ -13,12 +13,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.partial_eval import Values
 from linexport.match.forms import algebra
 from linexport.match.forms.axes import Axis, Index, size_of
 from linexport.match.forms.initializers import of_value
 from linexport.match.forms.step_values import StepNames
-from linexport.match.forms.terms import BOOLEAN, Form, Leaf, StepValue, Term
+from linexport.match.forms.terms import Form, Leaf, StepValue, Term
 from linexport.match.forms.unify import without_inverses
 
 Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
@@ -27,12 +28,11 @@ Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
 RULES: dict[str, Rule] = {}
 
 
-LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Clip", "IsNaN", "Gelu", "Trilu"}
+LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Trilu"}
+"""Operators along an axis whose outputs have the shape of their first input."""
+
 SPLIT = {"Add", "Sub", "Mul", "Div", "Neg", "Exp", "Log", "CumSum"}
 """Operators followed where the first position of a dim is known apart from the others."""
-
-BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", *BOOLEAN} - {"Not"}
-"""Operators that have their output's sizes from their inputs."""
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
@@ -273,7 +273,7 @@ class Evaluator:
         if node.op in LIKE_FIRST:
             shape = [size_of(i) for i in forms[0].dims]
             return algebra.leaf_form(output, shape)
-        if node.op not in BROADCASTING:
+        if node.op not in ELEMENTWISE:
             return None
         dims: tuple[Index, ...] = ()
         for form in forms:

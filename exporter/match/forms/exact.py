@@ -21,6 +21,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from linexport.graph.operators import BOUNDS, COMPARISONS
+
 DIGITS = 100
 """1 + exp(x) - 1 keeps the digits of exp(x) as far down as float32 goes."""
 
@@ -161,7 +163,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Where": lambda condition, a, b: a if condition else b,
 }
 
-COMPARING = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Max", "Min", "Clip"}
+COMPARING = COMPARISONS | BOUNDS
 """Operators whose outcome changes where their first input meets another."""
 
 

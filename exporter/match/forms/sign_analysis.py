@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.operators import MOVES, NEVER_NEGATIVE
+from linexport.graph.operators import CHOICES, NEVER_NEGATIVE, SUMS
 from linexport.match.forms import functions
 from linexport.match.forms.terms import Leaf
 
-KEEPS = MOVES | {"ReduceSum", "ReduceMean", "CumSum"}
+KEEPS = CHOICES | SUMS
 """Operators that give a choice of entries of their first input, or add them up."""
 
 DEEPEST = 30
@@ -34,7 +34,7 @@ def sign_of(leaf: Leaf) -> int:
 def is_fraction(tensor: gs.Tensor) -> bool:
     """Return whether every entry is between 0 and 1, as those of a sigmoid are."""
     node = tensor.inputs[0] if tensor.inputs else None
-    while node is not None and node.op in MOVES and node.inputs[0].inputs:
+    while node is not None and node.op in CHOICES and node.inputs[0].inputs:
         node = node.inputs[0].inputs[0]
     return node is not None and node.op in ("Sigmoid", "Softmax")
 

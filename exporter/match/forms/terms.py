@@ -24,6 +24,7 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from linexport.graph.monomials import Size
+from linexport.graph.operators import BOOLEAN
 from linexport.match.forms.axes import Axis, Index, Renaming, renamed
 
 Function = tuple[Any, ...]
@@ -37,7 +38,6 @@ IDENTITY: Function = ("x",)
 TURNS = ("cos", "sin")
 """Kinds of nested factors that only kernels of convolutions have, see ``rules.oscillations``."""
 
-BOOLEAN = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or"}
 """Operators that give truth values."""
 
 MAX_TERMS, MAX_FACTORS, MAX_NESTED = 10, 14, 400

@@ -14,6 +14,7 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.graph.operators import COPIES, LAYOUT
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, size_of
 from linexport.match.forms.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
@@ -33,14 +34,14 @@ SEGMENTS = (
     "with state = torch.where(reset[:, t], 0, state), for each head by itself or for all"
 )
 
-COPIES = ("Cast", "Not", "Reshape", "Transpose", "Unsqueeze", "Where")
+SAME_TRUTH = COPIES | LAYOUT | {"Not", "Where"}
 """Operators that give what their first input says, or the opposite."""
 
 
 def _is_comparison(tensor: gs.Tensor) -> bool:
     """Return whether a mask says which queries and keys have the same number."""
     node = producer(tensor)
-    while node is not None and node.op in COPIES:
+    while node is not None and node.op in SAME_TRUTH:
         node = producer(node.inputs[0])
     return node is not None and node.op == "Equal"
 

@@ -10,22 +10,17 @@ from collections.abc import Collection
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import CHOICES, SIZES_ONLY, SUMS
 from linexport.graph.partial_eval import Values
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.elementwise import VERY_NEGATIVE
 from linexport.match.forms.terms import Function, Leaf
 
-MOVES = frozenset(
-    (
-        *("Cast", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split"),
-        *("Squeeze", "Transpose", "Unsqueeze"),
-    )
-)
+OF_ONE = CHOICES | SUMS | {"Neg", "Pad"}
+"""Operators that multiply their outputs by what their first input is multiplied by."""
 
-SUMS = frozenset(("CumSum", "Neg", "ReduceMax", "ReduceSum"))
-
-JOINED = frozenset(("Add", "Concat", "Max", "Sub", "Sum"))
+OF_ALL = frozenset(("Add", "Concat", "Max", "Sub", "Sum"))
+"""Those that do where all inputs are multiplied by the same."""
 
 
 class Homogeneous:
@@ -73,14 +68,14 @@ class Homogeneous:
         if node.op == "Scan":
             place = next(i for i, o in enumerate(node.outputs) if o is tensor)
             return self.grows(node.attrs["body"].outputs[place])
-        if node.op in MOVES | SUMS:
+        if node.op in OF_ONE:
             filled = node.inputs[2:3] if node.op == "Pad" else []
             return all(map(self.grows, [node.inputs[0], *(t for t in filled if not t.is_empty())]))
         if node.op == "Where":
             return self._follows_from_sizes(node.inputs[0]) and all(
                 map(self.grows, node.inputs[1:])
             )
-        return node.op in JOINED and all(map(self.grows, node.inputs))
+        return node.op in OF_ALL and all(map(self.grows, node.inputs))
 
     def _goes_on(self, tensor: gs.Tensor) -> bool:
         """Return whether a state is still one of them after a step; of a token, true."""

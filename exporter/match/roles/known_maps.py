@@ -15,6 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import torch
 
+from linexport.graph.operators import BOUNDS
 from linexport.graph.tensors import constant_values
 from linexport.match.roles.map_samples import EXPONENTS, Sample
 from linexport.models import feature_maps
@@ -28,7 +29,7 @@ EQUAL = 1e-4
 """Relative to the sum of |phi_i(x) phi_i(y)|: rounding of float32. Another map differs by a tenth
 and more; one with a bound or an added constant differs where its features are large or small."""
 
-BRANCHING = {"Clip", "Max", "Min", "Where"}
+BRANCHING = BOUNDS | {"Where"}
 """Operators whose bounds lie outside what exponents can be compared on."""
 
 FLOOR = 1e-6

@@ -15,13 +15,14 @@ import onnx_graphsurgeon as gs
 from linexport.graph.dims import Shape
 from linexport.graph.edit import END
 from linexport.graph.monomials import Size
+from linexport.graph.operators import CONTRACTIONS
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import Nodes
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.distances import ByDistance
 from linexport.match.forms.token_sizes import TokenSizes
-from linexport.match.search.bands import PRODUCTS, Band
+from linexport.match.search.bands import Band
 
 BOOL = np.dtype(bool)
 
@@ -90,7 +91,7 @@ class BandWriter(Nodes):
     def _pairs(self, node: gs.Node | None, tensor: gs.Tensor, inputs: list[gs.Tensor]) -> Shape:
         """Return the sizes of a value of pairs; a mask of which rows are real adds the batch."""
         shapes: list[Shape] = [[*known_shape(tensor)[:-1], self.total]]
-        if node is None or node.op not in PRODUCTS:
+        if node is None or node.op not in CONTRACTIONS:
             shapes += [list(t.shape) for t in inputs if t.shape is not None]
         rank = max(map(len, shapes))
         full = [[*[1] * (rank - len(shape)), *shape] for shape in shapes]

@@ -10,13 +10,14 @@ it reads of each key, such as keys, values and sums of decays, are its columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import CONTRACTIONS, ON_NUMBERS, SIZES_ONLY, without_entries
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.tensors import known_shape
 from linexport.match.errors import NotAttentionError
@@ -24,21 +25,13 @@ from linexport.match.forms.distances import ByDistance, read_distances
 from linexport.match.forms.entries_by_distance import EXCLUDED, UNKNOWN, Entries, made_of
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.multiples import Multiple, multiple_of
-from linexport.match.forms.rules.elementwise import BINARY, OTHER, UNARY
 from linexport.match.forms.token_sizes import TokenSizes, of_positions
 
-EACH_ALONE = {*UNARY, *BINARY, *OTHER, "Cast", "CastLike", "Identity", "IsNaN", "IsInf"}
-"""Operators that act on entries."""
-
-ZERO = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+ZERO = without_entries(0.0)
 """Sums over keys, of which zeros are no part."""
 
-LEAST = ("ReduceMax", "ReduceLogSumExp", "Softmax")
+LEAST = without_entries(-math.inf)
 """Operators over keys, of which scores of minus infinity are no part."""
-
-PRODUCTS = ("MatMul", "Einsum")
-
-SUMS = ("Add", "Sub")
 
 MOST_NODES = 60
 
@@ -100,7 +93,7 @@ class BandReader:
     def sums(self) -> Iterator[gs.Node]:
         """Yield the nodes that sum values of pairs over keys."""
         for node in self.graph.nodes:
-            if node.op in (*ZERO, *LEAST, *PRODUCTS) and self._summed(node) is not None:
+            if node.op in ZERO | LEAST | CONTRACTIONS and self._summed(node) is not None:
                 yield node
 
     def read(self, node: gs.Node) -> Band:
@@ -129,10 +122,10 @@ class BandReader:
     def _summed(self, node: gs.Node) -> gs.Tensor | None:
         """Return the value of pairs that a node sums over keys."""
         given = node.inputs[0]
-        if node.op in PRODUCTS:
+        if node.op in CONTRACTIONS:
             place = self._weights(node)
             return None if place is None else node.inputs[place]
-        if node.op not in (*ZERO, *LEAST) or not self.sizes.is_pair(given):
+        if node.op not in ZERO | LEAST or not self.sizes.is_pair(given):
             return None
         rank = len(known_shape(given))
         if node.op == "Softmax":
@@ -154,7 +147,7 @@ class BandReader:
 
     def _inputs(self, node: gs.Node, band: Band) -> list[gs.Node]:
         """Note what a node of a band reads; returns the nodes of values of pairs among it."""
-        if node.op in PRODUCTS:
+        if node.op in CONTRACTIONS:
             own = self._weights(node)
             if own is None:
                 self._keys(node, band)
@@ -166,7 +159,7 @@ class BandReader:
             band.neutral.append((node.inputs[0], node.op))
             band.counts = True
             return self._pair(node.inputs[0], band)
-        if node.op not in EACH_ALONE and not self._is_triangle(node):
+        if node.op not in ON_NUMBERS and not self._is_triangle(node):
             raise NotAttentionError(f"values of pairs of tokens pass through {node.op} {node.name}")
         found, given = [], node.inputs
         if self._is_triangle(node):
@@ -269,7 +262,7 @@ class BandReader:
                 kept = self._kept(node, band, distances)
                 made = self._entries(node, given, kept)
                 multiple = multiples[name] = multiple_of(node, given, multiples, kept)
-                if multiple.of in known and node.op in SUMS and multiple.is_selection:
+                if multiple.of in known and node.op in ("Add", "Sub") and multiple.is_selection:
                     # Two selections of one value may cancel each other: data are finite.
                     made = np.where(multiple.factors == 0, 0.0, known[multiple.of])
                     band.selections[name] = multiple.of, multiple.at(reach)
@@ -291,7 +284,7 @@ class BandReader:
 
     def _given(self, node: gs.Node, known: dict[str, Entries], count: int) -> list[Entries]:
         """Return the entries of what a node reads, as far as they are of pairs."""
-        if node.op in PRODUCTS:
+        if node.op in CONTRACTIONS:
             return [np.full(count, UNKNOWN)] * len(node.inputs)
         tensors = node.inputs[:1] if node.op == "Trilu" else node.inputs
         return [self._of(tensor, known, count) for tensor in tensors]
@@ -306,7 +299,7 @@ class BandReader:
 
     def _entries(self, node: gs.Node, given: list[Entries], kept: np.ndarray) -> Entries:
         """Return the entries of a value of pairs that a node makes."""
-        if node.op in PRODUCTS:
+        if node.op in CONTRACTIONS:
             return given[0]
         return np.where(kept, given[0], 0.0) if node.op == "Trilu" else made_of(node, given)
 

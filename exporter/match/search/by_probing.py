@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import onnx_graphsurgeon as gs
 
 from linexport.graph.findings import Findings
+from linexport.graph.operators import LOOPS
 from linexport.match.emit.attention import MatchWriter
 from linexport.match.emit.transition import TransitionWriter
 from linexport.match.errors import NotAttentionError
@@ -25,7 +26,7 @@ from linexport.match.roles.subgraph import Root
 from linexport.match.roles.transition import read_transition
 from linexport.match.search.probe_roles import find_roles
 from linexport.match.search.rewriter import Rewriter
-from linexport.match.search.stateful_region import LOOPS, Region, Regions
+from linexport.match.search.stateful_region import Region, Regions
 
 
 def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:

@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import is_output, producer
 from linexport.graph.monomials import ONE, Size, parse
+from linexport.graph.operators import CONTRACTIONS
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import written_size
 from linexport.match.errors import NotAttentionError
@@ -25,8 +26,6 @@ from linexport.match.forms.rules.elementwise import VERY_NEGATIVE
 
 LEAST = 1e-3
 """Scores are not scaled by less once they are masked, lest the numbers of masks become small."""
-
-PRODUCTS = ("MatMul", "Einsum")
 
 FLOATING = (np.float32, np.float16)
 
@@ -173,7 +172,7 @@ class SoftmaxReader:
     def _before(self, x: gs.Tensor) -> tuple[list[gs.Tensor], list[ScoreMask], list[ByDistance]]:
         """Return the values from the softmax back to the product, the masks, and what they keep."""
         path, masks, seen, gain = [x], list[ScoreMask](), list[ByDistance](), 1.0
-        while (node := producer(x)) is not None and node.op not in PRODUCTS:
+        while (node := producer(x)) is not None and node.op not in CONTRACTIONS:
             if len(x.outputs) != 1 or is_output(self.graph, x):
                 raise NotAttentionError(f"{x.name} is read elsewhere, too")
             factor = self._factor(node)

@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind, producer
 from linexport.graph.findings import Findings, UnmatchedCandidate
+from linexport.graph.operators import CONTRACTIONS, RESHAPES
 from linexport.match.emit.attention import MatchWriter, ScaleWriter
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms import rules
@@ -35,15 +36,10 @@ log = logging.getLogger(__name__)
 
 rules.load()
 
-LAYOUT = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-"""Operators that move values."""
-
-
-SUMS = {"MatMul", "Einsum", "CumSum", "Scan"}
+SUMS = CONTRACTIONS | {"CumSum", "Scan"}
 """Operators that sum over tokens."""
 
-
-ADDS_OWN = {"MatMul", "Einsum", "ReduceSum", "Scan"}
+ADDS_OWN = CONTRACTIONS | {"ReduceSum", "Scan"}
 """Operators whose result may be attention plus a product of single tokens, of which none is alone.
 """
 
@@ -155,9 +151,7 @@ class Search(Rewriter):
                 sums = node.op in SUMS and not any(map(self.evaluator.is_weight, others))
                 if sums and not any(o.name in roots for o in node.outputs):
                     return True
-                if (node.op in LAYOUT or node.op in ("Add", "Mul")) and any(
-                    map(read, node.outputs)
-                ):
+                if node.op in RESHAPES | {"Add", "Mul"} and any(map(read, node.outputs)):
                     return True
             return False
 
@@ -238,12 +232,12 @@ class Search(Rewriter):
                 found.add(tensor.name)
                 continue
             for node in tensor.inputs:
-                if node.op not in (*LAYOUT, "Add", "Mul", "Div"):
+                if node.op not in RESHAPES | {"Add", "Mul", "Div"}:
                     if self._adds_tokens(tensor):
                         return False
                     continue
                 divided |= node.op == "Div"
-                moved = node.inputs[:1] if node.op in LAYOUT else node.inputs
+                moved = node.inputs[:1] if node.op in RESHAPES else node.inputs
                 pending += [t for t in moved if isinstance(t, gs.Variable)]
         return divided and len(found) == 2
 
@@ -385,7 +379,7 @@ def _check_quotient(tensor: gs.Tensor, roles: Roles, mapped: feature_maps.Mapped
 def _divided(tensor: gs.Tensor) -> bool:
     """Return whether a tensor or the same values in another shape are divided."""
     return any(
-        node.op == "Div" or (node.op in LAYOUT and any(map(_divided, node.outputs)))
+        node.op == "Div" or (node.op in RESHAPES and any(map(_divided, node.outputs)))
         for node in tensor.outputs
     )
 

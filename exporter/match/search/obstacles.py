@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.edit import producer
 from linexport.graph.findings import UnmatchedCandidate
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import SIZES_ONLY, SUMS, Trait, having
 from linexport.graph.scan_body import (
     has_directions,
     nonlinear_operator,
@@ -28,8 +28,8 @@ from linexport.match.forms.rules.kernels import is_long, long_obstacle
 from linexport.match.forms.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 from linexport.match.search.loop_reasons import linear_loop_reason
 
-SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
-MOVES = ("Pad", "Slice", "Concat", "Split", "Gather")
+ADDS_UP = SUMS | having(Trait.CONTRACTION)
+SHIFTS = ("Pad", "Slice", "Concat", "Split", "Gather")
 
 NAMED_OPERATORS = ("DFT", "STFT", "Scan", "Loop")
 """Operators that are named whether or not the shapes around them are known."""
@@ -70,7 +70,7 @@ REASONS = {
         f"fused where its kernel is {SUM}",
     ),
     **dict.fromkeys(
-        MOVES,
+        SHIFTS,
         "shifts, cuts or lengthens {dim}. A recurrence by shifts of growing distance (a tree scan) "
         "is found where it is a function or a loop of two tensors, or cumulative sums (cumsum, "
         "logcumsumexp)",
@@ -145,7 +145,7 @@ def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
     mixing = [node for node in _of_inputs(graph) if _mixes(node, dim)]
     # A loop takes its first token from a Gather or its chunks from a Reshape, and a convolution
     # pads for its transform. A convolution is in front of many loops.
-    for node in sorted(mixing, key=lambda n: (n.op in (*MOVES, "Reshape"), n.op == "Conv")):
+    for node in sorted(mixing, key=lambda n: (n.op in (*SHIFTS, "Reshape"), n.op == "Conv")):
         return _candidate_of(evaluator, node, dim)
     return _candidate(where, [], f"no operation was found that adds up tokens of {dim}")
 
@@ -225,7 +225,7 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         return LOG_SUM.format(dim=dim)
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
-    if node.op not in SUMS:
+    if node.op not in ADDS_UP:
         return f"mixes tokens of {dim}, and is not a sum of products"
     form = e.form(node.outputs[0])
     what = None if form is None else _form_reason(e, node, form)

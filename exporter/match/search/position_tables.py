@@ -17,12 +17,11 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import ELEMENTWISE, LAYOUT, SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session, symbols_in
 from linexport.graph.tensors import computed_value
 from linexport.match.emit.candidate import inputs_of
-from linexport.match.forms.rules.elementwise import BINARY, OTHER, UNARY
 from linexport.match.forms.token_sizes import (
     LARGEST,
     TokenSizes,
@@ -31,11 +30,10 @@ from linexport.match.forms.token_sizes import (
     reach_of,
     shape_at,
 )
-from linexport.match.search.shifts import LAYOUT
 
 log = logging.getLogger(__name__)
 
-EACH_ALONE = {*UNARY, *BINARY, *OTHER, *LAYOUT, "Cast", "CastLike", "Range", "Mod", *SIZES_ONLY}
+EACH_ALONE = ELEMENTWISE | LAYOUT | SIZES_ONLY | {"Range"}
 """Operators that give each position what is computed of it alone."""
 
 
@@ -194,7 +192,7 @@ def _repeats(tensor: gs.Tensor, place: int) -> bool:
     """Return whether all that reads a value would repeat it along a dim, counted from the last."""
     size = (stated_sizes(tensor) or [])[place]
     return all(
-        node.op in (*BINARY, "Where")
+        node.op in ELEMENTWISE
         and any(
             t is not tensor and len(sizes) >= -place and sizes[place] == size
             for t in node.inputs

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.monomials import Size
-from linexport.graph.operators import SIZES_ONLY
+from linexport.graph.operators import CONTRACTIONS, INDEXING, LAYOUT, SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session, symbols_in
 from linexport.match.emit.candidate import inputs_of
@@ -37,19 +37,8 @@ from linexport.match.forms.token_sizes import (
 
 log = logging.getLogger(__name__)
 
-ALONG: tuple[str, ...] = (
-    "Pad",
-    "Slice",
-    "Concat",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "ScatterND",
-)
-ALONG += ("ScatterElements", "MatMul", "Einsum")
+ALONG = INDEXING | CONTRACTIONS | {"Pad", "Slice", "Concat"}
 """Operators that may give a token the entries of another one."""
-
-LAYOUT = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity", "Flatten", "Tile")
 
 SELECTING = ("Where", "Mul")
 """Operators that may take entries away."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import INDEXING, SIZES_ONLY
+
 BRANCHES = ("then_branch", "else_branch")
 
-MAY_FAIL = frozenset(
-    ("If", "Loop", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "OneHot")
-)
+MAY_FAIL = INDEXING | {"If", "Loop", "OneHot"}
 """Operators that fail on some values of what they are given."""
 
 
@@ -25,7 +25,7 @@ def why_kept(node: gs.Node) -> str:
         for inner in body.nodes:
             if inner.op in MAY_FAIL or inner.domain:
                 return f"{inner.op} of a body may fail where the other body is chosen"
-    if any(n.op in ("Shape", "Size") for n in _before(node.inputs[0])):
+    if any(n.op in SIZES_ONLY for n in _before(node.inputs[0])):
         return "a size decides, and a body may fail at the sizes that it is not for"
     for one, other in zip(*(body.outputs for body in bodies), strict=True):
         if not one.shape or one.shape != other.shape or one.dtype != other.dtype:

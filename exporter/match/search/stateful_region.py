@@ -18,48 +18,16 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of, is_read, producer
 from linexport.graph.monomials import ONE, Size, parse
-from linexport.graph.operators import AXES_ONLY
+from linexport.graph.operators import AXES_ONLY, INDEXING, LOOPS, MOVES, PRODUCTS, SUMS, groups
 from linexport.graph.run_subgraph import symbols_in
 from linexport.match.emit.whole_chunks import is_whole
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.roles.subgraph import reads
 
-LOOPS = ("Scan", "Loop")
-
-ANALYTIC = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Neg",
-    "Exp",
-    "MatMul",
-    "Einsum",
-    "CumSum",
-    "ReduceSum",
-    *LOOPS,
-}
-MOVING = {
-    *("Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
-    *("Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Transpose"),
-    *("Trilu", "Unsqueeze", "Where", "CastLike"),
-}
+ANALYTIC = PRODUCTS | SUMS | {"Add", "Sub", "Neg", "Div", "Exp"} | LOOPS
+MOVING = MOVES | INDEXING | {"Concat", "Pad", "Trilu", "Where"}
 """Operators that compute polynomials and exponentials of their inputs, and those that move values.
 The condition of Where, and indices, must follow from sizes alone."""
-
-NOT_DATA = {
-    "Div": (1,),
-    "Where": (0,),
-    "Pad": (1, 2),
-    "Slice": (1, 2, 3, 4),
-    "Trilu": (1,),
-    "CumSum": (1,),
-}
-NOT_DATA |= dict.fromkeys(
-    ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), (1,)
-)
-NOT_DATA |= dict.fromkeys(("Reshape", "Expand", "ReduceSum", "Squeeze", "Unsqueeze", "Split"), (1,))
-"""Inputs of these that must not depend on data."""
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 PROJECTIONS = ("MatMul", "Gemm", "Conv", "Gather")
@@ -252,11 +220,19 @@ def is_analytic(node: gs.Node, data: Collection[str]) -> bool:
         return False
     if node.op == "Cast" and node.attrs["to"] not in FLOATING:
         return False
-    places = NOT_DATA.get(node.op, ())
-    if any(node.inputs[p].name in data for p in places if p < len(node.inputs)):
+    if any(node.inputs[place].name in data for place in _held(node)):
         return False
     bodies = [a for a in node.attrs.values() if isinstance(a, gs.Graph)]
     return all(_is_analytic_body(node, body, data) for body in bodies)
+
+
+def _held(node: gs.Node) -> set[int]:
+    """Return the inputs that must not depend on data: places, sizes, conditions and divisors."""
+    if node.op in INDEXING:
+        return {1}
+    places = set(range(len(node.inputs)))
+    moved = groups(node.op, len(places))
+    return places.difference(*moved) if moved else set()
 
 
 def _is_analytic_body(loop: gs.Node, body: gs.Graph, data: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-_PASSING = ("Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+from linexport.graph.operators import MOVES
 
 
 def is_added_mask(model: onnx.ModelProto, name: str) -> bool:
@@ -16,8 +16,8 @@ def is_added_mask(model: onnx.ModelProto, name: str) -> bool:
             return True
         if node.op_type == "Add" and given & (reached | sums):
             sums.update(node.output)
-        elif node.op_type in _PASSING and node.input[0] in reached:
+        elif node.op_type in MOVES and node.input[0] in reached:
             reached.update(node.output)
-        elif node.op_type in _PASSING and node.input[0] in sums:
+        elif node.op_type in MOVES and node.input[0] in sums:
             sums.update(node.output)
     return False

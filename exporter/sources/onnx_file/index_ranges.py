@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-_PASSING = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
+from linexport.graph.operators import CHOICES
 
 _TABLES = {"Gather": "axis", "GatherBlockQuantized": "gather_axis"}
 """Operators that index their first input by their second, along the axis of this attribute."""
@@ -20,7 +20,7 @@ def index_range(model: onnx.ModelProto, name: str) -> tuple[int, int] | None:
     reached, rows = {name}, list[int]()
     for node in model.graph.node:
         taken = [source in reached for source in node.input]
-        if node.op_type in _PASSING and taken[:1] == [True]:
+        if node.op_type in CHOICES and taken[:1] == [True]:
             reached.update(node.output[:1])
         name_of_axis = _TABLES.get(node.op_type)
         if name_of_axis and taken[1:2] == [True] and node.input[0] in tables:

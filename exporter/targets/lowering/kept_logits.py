@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.walk import reads
 from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
@@ -24,9 +25,6 @@ INPUT = LOGITS_TO_KEEP
 
 PRODUCTS = ("MatMul", "MatMulNBits")
 """Operators that a head may be: with tokens as their first input, and weights."""
-
-ELEMENTWISE = frozenset(("Identity", "Cast", "Tanh", "Mul", "Div", "Add", "Sub", "Clip"))
-"""Operators between the head and the logits: scales, biases and caps of them."""
 
 TOKENS, END = 1, np.iinfo(np.int64).max
 
@@ -85,6 +83,7 @@ def _made_of(graph: onnx.GraphProto, output: str) -> Iterator[tuple[str, onnx.No
     while (node := makers.get(name)) is not None:
         yield name, node
         given = [n for n in node.input if n in data]
+        # Scales, biases and caps of logits.
         if node.op_type not in ELEMENTWISE or len(given) != 1:
             return
         name = given[0]

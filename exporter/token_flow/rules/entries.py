@@ -9,29 +9,17 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import ELEMENTWISE
 from linexport.token_flow.axes import Axis, fixed
 from linexport.token_flow.broadcasting import elementwise
 from linexport.token_flow.interpreter import BEGUN, Interpreter, rule
 from linexport.token_flow.lengths import of
 from linexport.token_flow.values import MixingError, Time, TokenValue
 
-UNARY = (
-    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Cos"),
-    *("Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity"),
-    *("IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round"),
-    *("Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish"),
-    *("Tan", "Tanh", "ThresholdedRelu", "BitwiseNot", "com.microsoft:Gelu"),
-    *("com.microsoft:FastGelu", "com.microsoft:QuickGelu"),
-)
-
-SEVERAL = (
-    *("Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal"),
-    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or"),
-    *("Pow", "PRelu", "Sub", "Sum", "Where", "Xor", "CastLike", "com.microsoft:BiasGelu"),
-)
+OF_MICROSOFT = ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")
 
 
-@rule(*UNARY, *SEVERAL)
+@rule(*ELEMENTWISE - {"Clip"}, *(f"com.microsoft:{name}" for name in OF_MICROSOFT))
 def entrywise(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
     """Follow what is computed of entries that meet."""
     inputs = a.inputs(node)

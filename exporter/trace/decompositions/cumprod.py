@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnxscript import values
 
-from linexport.graph.operators import MOVES, NEVER_NEGATIVE
+from linexport.graph.operators import CHOICES, NEVER_NEGATIVE
 
 OPSET = 20
 
@@ -49,14 +49,14 @@ def is_never_negative(x: Any, depth: int = 0) -> bool:
     if node.op_type == "Sub":
         one = _number(given[0])
         return one is not None and bool((one >= 1).all()) and _is_sigmoid(given[1])
-    if node.op_type in (*MOVES, "CastLike", "Pow"):  # a power of what is not negative is not
+    if node.op_type in CHOICES | {"Pow"}:  # a power of what is not negative is not
         return is_never_negative(given[0], depth + 1)
     return node.op_type in NEVER_NEGATIVE
 
 
 def _is_sigmoid(x: Any) -> bool:
     node = x.producer()
-    while node is not None and node.op_type in MOVES:
+    while node is not None and node.op_type in CHOICES:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == "Sigmoid"
 

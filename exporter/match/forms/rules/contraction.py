@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.operators import MOVES
+from linexport.graph.operators import CHOICES
 from linexport.match.forms import algebra
 from linexport.match.forms.axes import Axis, Index
 from linexport.match.forms.evaluate import Evaluator, rule
@@ -16,7 +16,7 @@ from linexport.match.forms.terms import Form, Iota, Leaf, Nested, PositionOrder,
 from linexport.match.forms.unify import collect
 
 EXPONENTIAL = {"Exp", "Softmax"}
-KEPT = MOVES | {"Add", "Div", "Mul", "Sub", "Where"}
+KEPT = CHOICES | {"Add", "Div", "Mul", "Sub", "Where"}
 """Operators that exponents may pass through."""
 
 
