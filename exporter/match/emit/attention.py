@@ -184,8 +184,8 @@ class MatchWriter(Sums):
         if initial is not None:
             output = self.op.Add(output, initial, shape=output.shape)
         output = self.weighted(self.post(output), self._packed)
-        for term in roles.beside:
-            output = self.with_beside(output, term, self._packed)
+        for term in roles.bonus_terms:
+            output = self.with_bonus(output, term, self._packed)
         self.restore(output)
         return fused
 
@@ -213,7 +213,7 @@ class MatchWriter(Sums):
         query, key, value = inputs
         if not mask.is_empty():
             key = masked_tokens(self, key, mask)
-        # Where there is no key or no value, it is 1 everywhere, and the other one zero in front.
+        # An absent key or value is 1 everywhere; zeros in front of the other make the product zero.
         value = delayed_tokens(self, value, lag) if roles.value or not roles.key else value
         key = delayed_tokens(self, key, lag) if roles.key else key
         late = gs.Variable.empty()

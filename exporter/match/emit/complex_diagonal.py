@@ -87,9 +87,9 @@ class Turns(Nodes):
         return self._turned(self._apart(output), cos, self.op.Neg(sin))
 
     def _polar(self, factor: Pair) -> tuple[gs.Tensor, gs.Tensor]:
-        """Return r and w in float64, from which what is multiplied with in float32 is exact.
+        """Return r and w in float64, so that factors made of them are exact in float32.
 
-        There is no arc cosine in float64: that of float32 is off by 3e-4 near 0, and one step of
+        ONNX Runtime has no Acos in float64: that of float32 is off by 3e-4 near 0, and one step of
         Newton's method leaves the cube of that.
         """
         a, b = (self.cast(x, DOUBLE) for x in factor)
@@ -99,12 +99,13 @@ class Turns(Nodes):
         cos = self.op.Min(self.op.Max(cos, -1.0), 1.0)
         guess = self.cast(self.op.Acos(cos), DOUBLE)
         guess = self.op.Where(self.op.Less(b, 0.0), self.op.Neg(guess), guess)
-        apart = self.op.Mul(b, self.op.Cos(guess))
-        apart = self.op.Sub(apart, self.op.Mul(a, self.op.Sin(guess)))
-        return size, self.op.Add(guess, self.op.Div(apart, over))
+        # One step for f(w) = b cos(w) - a sin(w) = r sin(angle - w), whose derivative is -r there.
+        error = self.op.Mul(b, self.op.Cos(guess))
+        error = self.op.Sub(error, self.op.Mul(a, self.op.Sin(guess)))
+        return size, self.op.Add(guess, self.op.Div(error, over))
 
     def _of_all_tokens(self, x: gs.Tensor, whole: gs.Tensor) -> gs.Tensor:
-        """Return (B, T, N) of what may be the same for all tokens; a batch of 1 stays."""
+        """Expand a tensor along tokens to (B, T, N); a batch of 1 is kept."""
         if known_shape(x)[1] == self.length:
             return x
         sizes = self.op.Concat([1], self.op.Slice(whole, [1], [2]), [1], axis=0)
@@ -150,8 +151,8 @@ class Turns(Nodes):
 
     def _apart(self, x: gs.Tensor) -> Pair:
         """Return both parts of (B, T, 2 N)."""
-        apart = self.op.Reshape(x, [0, 0, self.count, 2])
-        real, imaginary = (self.op.Gather(apart, np.asarray(n, LARGE), axis=3) for n in (0, 1))
+        pairs = self.op.Reshape(x, [0, 0, self.count, 2])
+        real, imaginary = (self.op.Gather(pairs, np.asarray(n, LARGE), axis=3) for n in (0, 1))
         return real, imaginary
 
     def _tokens(self) -> list[int | str]:

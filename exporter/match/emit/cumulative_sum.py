@@ -42,13 +42,13 @@ class Sums(Outputs):
         """
         roles = self.roles
         if roles.reverse:
-            raise NotAttentionError("it is a sum of later tokens, which stays as it is")
+            raise NotAttentionError("it is a sum over later tokens, which is not rewritten")
         made = self._dims()
         fixed = [size_of(group).known for group in made[1:] if group != roles.query_position]
         if None in fixed or len(roles.batch) > 1 or size_of(roles.query_position).known is not None:
             raise NotAttentionError(
                 "it is a cumulative sum along one of several dynamic sizes, or along a fixed one: "
-                "its state would have no fixed size, and it stays a CumSum"
+                "its state would have no fixed size, and the CumSum is kept"
             )
         place = made.index(roles.query_position)
         groups = (*made[:place], roles.key_position, *made[place + 1 :])
@@ -68,8 +68,8 @@ class Sums(Outputs):
         result: gs.Tensor = output
         if self._has_more:
             result = self.weighted(self.post(result), made)
-            for term in roles.beside:
-                result = self.with_beside(result, term, made)
+            for term in roles.bonus_terms:
+                result = self.with_bonus(result, term, made)
         found = self.grouped(Leaf(result, made), self.form.dims)
         self.result = self.cast(found, np.dtype(self.root.dtype or result.dtype))
         return node
@@ -90,4 +90,4 @@ class Sums(Outputs):
     def _has_more(self) -> bool:
         """Return whether factors or terms follow the sum."""
         roles = self.roles
-        return bool(roles.weights or roles.beside or roles.post != 1.0 or roles.post_counts)
+        return bool(roles.weights or roles.bonus_terms or roles.post != 1.0 or roles.post_counts)

@@ -128,13 +128,13 @@ class Gates(Factors):
     def feature(self, x: gs.Tensor, number: int, heads: Index) -> gs.Tensor:
         """Return one of the features that every head has, (B, T, heads)."""
         width = axis_size(heads)
-        apart = self.op.Reshape(x, [0, 0, width, static_size(x, 2) // width])
-        return self.op.Gather(apart, np.asarray(number), axis=3)
+        by_head = self.op.Reshape(x, [0, 0, width, static_size(x, 2) // width])
+        return self.op.Gather(by_head, np.asarray(number), axis=3)
 
     def _side_by_side(self, features: Sequence[gs.Tensor], heads: Index) -> gs.Tensor:
         """Return several features of every head, (B, T, heads * features)."""
-        apart = [self.op.Unsqueeze(x, [3]) for x in features]
-        whole = self.op.Concat(*apart, axis=3)
+        columns = [self.op.Unsqueeze(x, [3]) for x in features]
+        whole = self.op.Concat(*columns, axis=3)
         return self.op.Reshape(whole, [0, 0, len(features) * axis_size(heads)])
 
     def _running_sum(self, x: gs.Tensor, zero: gs.Tensor, heads: Index) -> gs.Tensor:

@@ -38,8 +38,8 @@ class Outputs(StateSpaces):
         leaves = (Leaf(output, packed), *self.roles.weights)
         return self.product_of(leaves, packed, self.layout.output, np.dtype(output.dtype))
 
-    def with_beside(self, output: gs.Tensor, term: Term, packed: tuple[Index, ...]) -> gs.Tensor:
-        """Add a product of single tokens; what it sums over is summed over first."""
+    def with_bonus(self, output: gs.Tensor, term: Term, packed: tuple[Index, ...]) -> gs.Tensor:
+        """Add a per-token bonus term; axes that only the term has are summed over first."""
         dtype, heads = np.dtype(output.dtype), self.layout.output
         free = {a for group in packed for a in group}
         leaves: list[Leaf] = term.of(Leaf)

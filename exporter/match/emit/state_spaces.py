@@ -40,7 +40,7 @@ class StateSpaces(SignedGates):
             signed: decays that may be negative.
 
         Raises:
-            NotAttentionError: its channels turn, and it is no such convolution.
+            NotAttentionError: its channels rotate, and it is not such a convolution.
         """
         roles, heads = self.roles, self.layout.value
         rate = self._constant_rates() if signed is None else None
@@ -67,7 +67,7 @@ class StateSpaces(SignedGates):
     def _constant_rates(self) -> gs.Tensor | None:
         """Return the rates of channels that are the same for all tokens, (heads, channels).
 
-        None of others, and of what is no convolution.
+        None if they differ, or if the match is not a convolution.
         """
         roles, heads = self.roles, self.layout.value
         other = roles.key or roles.normalize or roles.lag or roles.initial or roles.stabilized
@@ -84,7 +84,7 @@ class StateSpaces(SignedGates):
         """Return d, and angles in turns.
 
         Raises:
-            NotAttentionError: an angle is no multiple of positions.
+            NotAttentionError: an angle is not a multiple of positions.
         """
         others = [f for f in turn.angle.factors if not isinstance(f, Leaf)]
         if others != [Iota(self.roles.query_position)]:

@@ -84,7 +84,7 @@ def _cut(nodes: Nodes, x: gs.Tensor, start: int, end: int = INT64.max) -> gs.Var
 
 
 def reversed_tokens(nodes: Nodes, x: gs.Tensor) -> gs.Tensor:
-    """Return the tokens in reverse order; an absent tensor stays absent."""
+    """Return the tokens in reverse order; an absent tensor is returned as it is."""
     if x.is_empty():
         return x
     # From the last token to beyond the first, in steps of -1.
@@ -103,6 +103,6 @@ def scaled_tokens(nodes: Nodes, x: gs.Tensor, factor: gs.Tensor, heads: int) -> 
     if known_shape(factor)[2] == width:
         return nodes.op.Mul(x, factor, shape=x.shape)
     factor = nodes.op.Unsqueeze(factor, [3])
-    apart = nodes.op.Reshape(x, [0, 0, heads, -1])
-    scaled = nodes.op.Mul(apart, factor, shape=apart.shape)
+    by_head = nodes.op.Reshape(x, [0, 0, heads, -1])
+    scaled = nodes.op.Mul(by_head, factor, shape=by_head.shape)
     return nodes.op.Reshape(scaled, [0, 0, static_size(x, 2)])

@@ -2,8 +2,8 @@
 
     16 * (seq // 16)        becomes        seq
 
-Both are equal wherever the model could be run before. A model that cuts off what is no whole chunk
-runs at any length, and keeps doing so.
+Both are equal at every length that the original model accepts. A model that cuts off an incomplete
+chunk runs at any length and is not changed.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def summed(form: Form, places: Sequence[int], keep: bool) -> Form:
     for term in form.terms:
         lost = [a for a in gone if a not in term.axes]
         # The sum of n equal numbers is n times one of them. Any other label is summed over from now
-        # on because it is no longer a dim, which is what a term means.
+        # on because it is not a dim any more, which is what a term means.
         for axis in lost:
             known = axis.size.known
             count = Term(float(known)) if known is not None else Term(1.0, (Count(axis.size),))
@@ -223,7 +223,7 @@ def one_over(form: Form) -> Form | None:
     """Return 1 / X; None where X is 0."""
     if not form.terms:
         return None
-    # 1 / (a + b) is not a sum of products, and 1 / sum_s is not either: it stays one nested factor.
+    # 1 / (a + b) is not a sum of products, and 1 / sum_s is not either: it is a nested factor.
     if len(form.terms) > 1 or not form.terms[0].axes <= form.axes:
         return Form(form.dims, (Term(1.0, (nested("one over", form),)),))
     term, factors = form.terms[0], list[Factor]()

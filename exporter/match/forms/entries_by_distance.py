@@ -2,8 +2,8 @@
 
     [s <= t] [t - s < 3] exp(q_t k_s)      is      unknown where t - s is 0, 1 or 2, else 0
 
-An entry that data decides is NaN here. Zero times anything is zero: data are finite. A score that
-is excluded stays so whatever data adds to it.
+An entry that depends on data is NaN here. Zero times anything is zero, because data are finite. A
+score of -infinity remains so, because the sum with a finite number is -infinity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every tensor of a graph in normal form, node after node.
 
 An operator with a rule (``rules/``) has its outputs written in terms of its inputs' forms. Any
-other output, and any form that is no use for finding attention, is *opaque*: a leaf of its own.
+other output, and any form that no match can use, is *opaque*: a leaf of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Trilu"}
 """Operators along an axis whose outputs have the shape of their first input."""
 
 SPLIT = {"Add", "Sub", "Mul", "Div", "Neg", "Exp", "Log", "CumSum"}
-"""Operators followed where the first position of a dim is known apart from the others."""
+"""Operators followed where the first position of a dim has a form of its own."""
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
@@ -214,10 +214,10 @@ class Evaluator:
                 self._opaque(node, output)
 
     def _split(self, node: gs.Node) -> None:
-        """Note the first position of a result and those behind it, where inputs have them apart."""
-        apart = [self.behind[t.name] for t in node.inputs if t.name in self.behind]
-        places = {b.place for b in apart}
-        if node.op not in SPLIT or len(places) != 1 or not self._are_apart(node, apart[0]):
+        """Split a result into its first position and the rest, where the inputs are split so."""
+        split = [self.behind[t.name] for t in node.inputs if t.name in self.behind]
+        places = {b.place for b in split}
+        if node.op not in SPLIT or len(places) != 1 or not self._are_split(node, split[0]):
             return
         first, rest = (self._of_half(node, half) for half in ("first", "rest"))
         if first is None or rest is None:
@@ -226,15 +226,15 @@ class Evaluator:
         along = self.ints(node, 1, "axis") if node.op == "CumSum" else None
         if along is not None and along[0] % len(rest.dims) == place:
             # x_0, x_0 + x_1, ...: the sum of those behind has the first added.
-            first = apart[0].first
+            first = split[0].first
             summed = algebra.plus(rest, first)
             if summed is None or any(node.attrs.get(n, 0) for n in ("exclusive", "reverse")):
                 return
             rest = summed
         self.behind[node.outputs[0].name] = Behind(place, first, rest)
 
-    def _are_apart(self, node: gs.Node, found: Behind) -> bool:
-        """Return whether all inputs have their first position apart, or the same everywhere."""
+    def _are_split(self, node: gs.Node, found: Behind) -> bool:
+        """Return whether all inputs are split at the first position, or the same everywhere."""
         from_end = found.place - len(found.rest.dims)
         for tensor in node.inputs:
             sizes = self.sizes(tensor)

@@ -268,7 +268,7 @@ def first_difference(function: Exact, other: Exact, probes: Sequence[float]) -> 
 
 
 def _agree(a: Number, b: Number) -> bool:
-    # Nothing is known of a value that is not a number: it is no proof of equality.
+    # A NaN here means that the value is not known, which proves no equality.
     if mpmath.isnan(a) or mpmath.isnan(b):
         return False
     if abs(b) > LARGEST:  # infinite in float32, and so must be the other

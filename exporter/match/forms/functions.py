@@ -1,7 +1,7 @@
 """Elementwise functions of one tensor: which feature map they are, and writing them as nodes.
 
 A function is known by its values: whatever operators compute it, a function of one number that
-equals a feature map on all of float32, see ``exact``, is that map. Any other stays as it is, in
+equals a feature map on all of float32, see ``exact``, is that map. Any other function is left in
 front of the attention.
 """
 

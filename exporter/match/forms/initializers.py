@@ -74,11 +74,12 @@ def _decays(tensor: gs.Tensor, value: np.ndarray, dims: tuple[Index, ...]) -> Fo
     if not (rates > 0).all() or (rates > 1).any() or not (value[..., 0, 0] == 1).all():
         return None
     t = np.arange(value.shape[-1])
-    # The last power tells the rate to more digits than the first, unless it is below float32.
+    # r = (r^t)^(1/t): the root divides the relative error by t, so the last power gives the rate to
+    # the most digits, unless it is below float32.
     last = value[..., -1, 0].astype(np.float64)
     exact = np.where(last > TINY, np.maximum(last, TINY) ** (1 / t[-1]), rates)
-    apart = t[:, None] - t
-    powers = np.where(apart >= 0, exact[..., None, None] ** np.maximum(apart, 0), 0)
+    distance = t[:, None] - t
+    powers = np.where(distance >= 0, exact[..., None, None] ** np.maximum(distance, 0), 0)
     if not np.allclose(value, powers, rtol=EQUAL, atol=TINY):
         return None
     row, column, heads = dims[-2], dims[-1], dims[:-2]

@@ -65,8 +65,8 @@ def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """sum_s [s <= t] X_s - X_t = sum_s [s < t] X_s, and the reverse."""
     sign = next((s for s in (-1, 1) if math.isclose(a.coefficient, s * b.coefficient)), 0)
     for order in a.of(PositionOrder):
-        # s must be summed over, or there is no diagonal to add; row and column must have as
-        # many labels each, or s = t says nothing.
+        # Only a sum over s has a diagonal to add; row and column need equally many labels, or
+        # s = t is not defined.
         bound = [x for x in order.column if x not in free]
         if len(bound) != len(order.column) or len(order.row) != len(bound):
             continue

@@ -1,7 +1,7 @@
-"""Random values with which a recurrence stays finite, made of normal ones.
+"""Samplers that keep a recurrence finite, as functions of normal values.
 
-Inputs that are bounded in the example of a model are drawn within their bounds: what a decay beyond
-1, or the logarithm of a negative number, makes of the original says nothing of a rewrite.
+Inputs that are bounded in the example of a model are drawn within their bounds: where a decay
+exceeds 1, or a logarithm gets a negative number, the original's values say nothing of a rewrite.
 """
 
 from __future__ import annotations

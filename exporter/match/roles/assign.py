@@ -162,7 +162,7 @@ def _sides(
     heads = of_scores.union(query_position, key_position, channels)
     heads |= axes_of(decay.of(Leaf)) if decay else frozenset()
     widths = ordered(value, free - heads)
-    # A number for each key, beside a value with a width, belongs to the key: the denominator has
+    # Where the value has a width, a factor without one belongs to the key: the denominator has
     # it as well.
     if widths:
         key += tuple(f for f in value if not f.axes & set(widths))

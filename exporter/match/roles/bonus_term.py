@@ -1,4 +1,4 @@
-"""Products of single tokens that are added to the sum over earlier ones.
+"""Per-token bonus terms added to the causal sum (RWKV's ``u``).
 
     o_t = q_t (S_{t-1} + u k_t v_t)      is      sum_{s < t} ... + (sum_d q_t u k_t) v_t
 
@@ -15,7 +15,7 @@ from linexport.match.forms.axes import Axis
 from linexport.match.forms.terms import Form, Leaf, PositionOrder, Term
 
 
-def without_beside(form: Form) -> tuple[Form, tuple[Term, ...]]:
+def split_bonus(form: Form) -> tuple[Form, tuple[Term, ...]]:
     """Return the sum over earlier tokens alone, and what is added to it; none of other forms."""
     sums = tuple(t for t in form.terms if t.of(PositionOrder))
     others = tuple(t for t in form.terms if not t.of(PositionOrder))

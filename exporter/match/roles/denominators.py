@@ -1,4 +1,4 @@
-"""The denominator of a quotient of sums, read beside its numerator.
+"""Match the denominator of a quotient of sums with its numerator.
 
     x_t / (c sum over the same queries and keys + eps)
 
@@ -141,7 +141,8 @@ def normalised(roles: Roles, product: Term, below: Denominator) -> Roles:
 def _is_lowered(roles: Roles, below: Denominator) -> bool:
     """Return whether exponents of both sums have their running maximum subtracted.
 
-    The quotient stays what it is. With queries it is done where the model does so.
+    A common factor exp(-m) of both sums does not change the quotient. With queries it is written
+    only where the model does so.
 
     Raises:
         NotAttentionError: the model does so, and they are not one number for each key.

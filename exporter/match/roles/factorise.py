@@ -34,8 +34,8 @@ def _leaves(term: Term) -> list[Leaf]:
     return [*term.of(Leaf), *(f for t in exps for f in t.of(Leaf))]
 
 
-def _factors(e: Evaluator, leaf: Leaf, wanted: set[str]) -> Term | None:
-    """Return the product that a leaf is, if one of its factors is of a wanted tensor."""
+def _factors(e: Evaluator, leaf: Leaf, targets: set[str]) -> Term | None:
+    """Return a leaf as a product if one of its factors reads a target tensor; None otherwise."""
     product = e.products.get(leaf.tensor.name) if leaf.function == IDENTITY else None
     if product is None or len(product.dims) != len(leaf.dims):
         return None
@@ -45,4 +45,4 @@ def _factors(e: Evaluator, leaf: Leaf, wanted: set[str]) -> Term | None:
             return None
         names.update({a: (b,) for a, b in zip(own, index, strict=True)})
     (term,) = product.rename(names).terms
-    return term if any(f.tensor.name in wanted for f in term.of(Leaf)) else None
+    return term if any(f.tensor.name in targets for f in term.of(Leaf)) else None

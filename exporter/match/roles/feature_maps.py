@@ -110,7 +110,7 @@ def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) ->
         found = e.sizes(source)
         if found is None or len(found) != len(sizes) or found[channel].known is None:
             continue
-        # A map acts on the channels alone: every other dim stays what it is.
+        # A map acts on the channels alone and keeps every other dim.
         if any(a != b for p, (a, b) in enumerate(zip(found, sizes, strict=True)) if p != channel):
             continue
         samples = draw_samples(e, source, found, nodes, leaf.tensor, imports)

@@ -1,8 +1,8 @@
-"""Recurrences that begin with a state h of their own, as those that begin with zero.
+"""Reduce a recurrence with initial state h to one that starts at zero.
 
     h_t = a_t h_{t-1} + b_t,  h_{-1} = h     is     h_t - h = a_t (h_{t-1} - h) + b_t - (1 - a_t) h
 
-As a form the state at the beginning is a second term, exp(G_t) h beside the sum over tokens.
+In normal form the initial state is a second term, exp(G_t) h, added to the sum over tokens.
 """
 
 from __future__ import annotations

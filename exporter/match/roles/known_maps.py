@@ -1,4 +1,4 @@
-"""Maps of ``linexport.models`` that some nodes compute, told by products of their features.
+"""Maps of ``linexport.models`` matched to nodes by inner products of their features.
 
     y(x_i) . y(x_j) = factor phi(scale x_i) . phi(scale x_j)   for all pairs of samples
 

@@ -47,7 +47,7 @@ def read_polynomial(
     """Return the roles and the map in a form; None where it has no polynomial of scores.
 
     Raises:
-        NotAttentionError: it has one that is no feature map.
+        NotAttentionError: it has one that is not a feature map.
     """
     if len(form.terms) == 1 and not _repeated(form.terms[0], form.axes):
         return None

@@ -80,11 +80,11 @@ class Roles:
         lag: a query meets keys up to that many tokens before it: 1 without its own.
         lags: keys, of tokens before the query, fade up to the token before it; at a constant rate.
         reverse: it meets those after it.
-        stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
+        stabilized: exponents of keys have ``running_maximum`` subtracted.
         from_zero: that maximum begins with 0, which fades as the keys do, see ``gates``.
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
-        beside: products of single tokens that are added to the output, see ``beside``.
-        initial: the state of a recurrence before the first token, see ``initial``.
+        bonus_terms: products of single tokens that are added to the output, see ``bonus_term``.
+        initial: the state of a recurrence before the first token, see ``initial_state``.
         transition: a state is corrected by what a vector of its own reads.
         turn: channels of the state are pairs that turn as they fade.
         products: those that scores are a sum of, where they are one; the query, the key and the
@@ -115,7 +115,7 @@ class Roles:
     from_zero: bool = False
     delta: bool = False
     beta: Leaf | None = None
-    beside: tuple[Term, ...] = ()
+    bonus_terms: tuple[Term, ...] = ()
     initial: Term | None = None
     transition: Transition | None = None
     turn: Turn | None = None
@@ -133,7 +133,7 @@ class Roles:
         mask = () if self.mask is None else (self.mask,)
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
         beta = () if self.beta is None else (self.beta,)
-        terms = (*self.beside, *(() if self.initial is None else (self.initial,)))
+        terms = (*self.bonus_terms, *(() if self.initial is None else (self.initial,)))
         if self.turn is not None:
             terms += (self.turn.angle, *self.turn.cosines, *self.turn.sines)
         added = [f for term in terms for f in term.of(Leaf)]

@@ -136,7 +136,7 @@ def _common(groups: Sequence[tuple[Leaf, ...]]) -> tuple[Leaf, ...]:
 
 def _alike(a: Roles, b: Roles, free: frozenset[Axis]) -> bool:
     """Return whether attentions have the same positions, masks, decays and numbers."""
-    plain = ("stabilized", "delta", "transition", "turn", "initial", "beside")
+    plain = ("stabilized", "delta", "transition", "turn", "initial", "bonus_terms")
     same = ("query_position", "key_position", "mask", "causal", "normalize", "eps", "post_counts")
     if any(getattr(x, name) for x in (a, b) for name in plain):
         return False

@@ -25,7 +25,7 @@ from linexport.match.roles.roles import Roles, Transition
 
 @dataclass(frozen=True)
 class _Parts:
-    """The next state, taken apart.
+    """The next state, split into decay, correction and addend.
 
     Attributes:
         dims: labels of the state.
@@ -107,10 +107,10 @@ def _parts(form: Form, state: str) -> _Parts | None:
     if terms is None or any(len(index) > 1 for index in form.dims):
         return None
     kept, (correction, own_leaf), addend = terms
-    apart = [(x, y) for x, y in zip(own_leaf.dims, form.dims, strict=True) if x != y]
-    if len(apart) != 1 or not all(apart[0]) or correction.axes - form.axes - {*apart[0][0]}:
+    renamed = [(x, y) for x, y in zip(own_leaf.dims, form.dims, strict=True) if x != y]
+    if len(renamed) != 1 or not all(renamed[0]) or correction.axes - form.axes - {*renamed[0][0]}:
         return None
-    ((bound,), (channel,)) = apart[0]
+    ((bound,), (channel,)) = renamed[0]
     reads, writes = _split(correction, bound)
     key, value = _split(addend, channel)
     mixed = any(channel in f.axes for f in reads) or addend.axes - form.axes or bound in form.axes
@@ -157,7 +157,7 @@ def _query(output: Form, state: str, parts: _Parts) -> tuple[Term, tuple[Index, 
 
 
 def _roles(e: Evaluator, parts: _Parts, query: Term, time: Axis) -> Roles | None:
-    """Return the roles; None where heads, channels and widths are not told apart."""
+    """Return the roles; None where heads, channels and widths are ambiguous."""
     growth = logarithm_of(e, parts.rate)
     if growth is None or len(growth) > 1 or any(len(t.of(Leaf)) < len(t.factors) for t in growth):
         return None

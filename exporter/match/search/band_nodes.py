@@ -27,7 +27,7 @@ from linexport.match.search.bands import Band
 BOOL = np.dtype(bool)
 
 MOST_RUNS = 6
-"""Values of a mask, one after another, that are told by comparing distances; more are a table."""
+"""Runs of equal mask values that are written as comparisons of distances; more become a table."""
 
 
 class BandWriter(Nodes):
@@ -154,7 +154,7 @@ class BandWriter(Nodes):
             place = self.op.Where(self._is_real, place, np.asarray(far), shape=shape)
         place = self.op.Add(place, 1)
         found = self.op.Gather(values, place, axis=0)
-        # What the table has far away is written as a number: a band is told by such numbers.
+        # The value far from the diagonal is a constant of its own, by which a band is matched.
         first = 0 if values[0] == values[-1] else -1
         within = self._within(first, far - 1)
         return self.op.Where(within, found, np.asarray(values[-1]), shape=found.shape)

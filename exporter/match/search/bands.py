@@ -249,7 +249,7 @@ class BandReader:
         """Return how many earlier tokens count.
 
         Raises:
-            NotAttentionError: later ones do, or there is no bound.
+            NotAttentionError: later tokens count, or the number has no bound.
         """
         reach = sum(mask.reach for _, mask in band.masks.values()) + 2
         reach += sum(abs(k) + 1 for k in band.diagonals.values())

@@ -3,8 +3,8 @@
     Scan over tokens or chunks, triangular systems, ...    ->    LinearAttention
     Scan over tokens with another correction of its state  ->    GeneralizedDeltaRule
 
-A delta rule is no sum of products: its values depend on all earlier keys. It has few inputs,
-though, so that every way to give them roles is tried on numbers, and the right one proven.
+A delta rule is not a sum of products: its values depend on all earlier keys. It has few inputs, so
+every assignment of roles to them is tried on random values, and the one that fits is proven.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linexport.match.emit.transition import TransitionWriter
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.terms import Leaf
-from linexport.match.roles.bonus_term import without_beside
+from linexport.match.roles.bonus_term import split_bonus
 from linexport.match.roles.read import read_roles
 from linexport.match.roles.subgraph import Root
 from linexport.match.roles.transition import read_transition
@@ -58,7 +58,7 @@ def _is_read(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
     if form is None:
         return False
     try:
-        return read_roles(without_beside(form)[0], evaluator.is_weight) is not None
+        return read_roles(split_bonus(form)[0], evaluator.is_weight) is not None
     except NotAttentionError:
         return False
 

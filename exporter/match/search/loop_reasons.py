@@ -4,7 +4,7 @@ g' = a g + u            each state by itself, entry by entry, from zeros or weig
 g' = a g + h            two that read each other, h' = b h + g
 H' = b H + G            one that reads another, of a full matrix
 H' = H A_t + U          a full matrix of each token, from weights
-y  = g + h              a sum of two that is not taken apart
+y  = g + h              a readout that adds two states
 H' = (1 - a b^T) H + u  one that decays by a sum
 """
 
@@ -24,38 +24,38 @@ LINEAR = "is linear in its states, but "
 OTHER = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
-    "It stays a loop"
+    "The loop is kept"
 )
 
 WEIGHTS = LINEAR + (
-    "what keeps them is no number for each entry, and they begin with weights, where delta rules "
-    "of the operators begin with zeros. It stays a loop"
+    "the decay is not one number for each entry, and they begin with weights, where delta rules "
+    "of the operators begin with zeros. The loop is kept"
 )
 
 BEGUN = LINEAR + (
     "begins with a state that is computed of the inputs, where the operators begin with zeros or "
-    "with weights. It stays a loop. Where the state begins with zeros, what it began with can be "
-    "added to the first token"
+    "with weights. The loop is kept. Begin the state with zeros and add its initial value to "
+    "the first token"
 )
 
 CASCADE = LINEAR + (
     "one of them reads another that has more numbers than what a token gives and takes, so that a "
     "loop of its own would write all of them for every token, or one that is read before its step "
-    "and does not begin with zeros. It stays a loop"
+    "and does not begin with zeros. The loop is kept"
 )
 
 COUPLED = LINEAR + (
-    "two of them read each other. It stays a loop. Of such states those are fused that begin with "
-    "zeros and are pairs which every step turns and scales"
+    "two of them read each other. The loop is kept. Such states are fused if they begin with "
+    "zeros and every step rotates and scales them as a pair"
 )
 
 RATES = LINEAR + (
     "what keeps an entry of one is a sum of products, such as 1 - x y, another number for each "
-    "entry of a matrix. Decays of the operators are of each head or key channel. It stays a loop"
+    "entry of a matrix. Decays of the operators are of each head or key channel. The loop is kept"
 )
 
 SUM = LINEAR + (
-    "it gives a sum of what two of them are. It stays a loop. Where the loop gives each by itself, "
+    "its readout adds two of them. The loop is kept. Where the loop gives each by itself, "
     "in lists of their own for torch.stack, and they are added behind it, both are fused"
 )
 

@@ -129,7 +129,7 @@ class SoftmaxReader:
         rows = self._rows(node, place, terms[place].index(out[-1]))
         alone = terms[place][0] == out[0] and out[-2] not in terms[place] and len(out) == rank
         if not alone or out[-1] in terms[1 - place]:
-            raise NotAttentionError(f"{node.name} is no product of queries and keys")
+            raise NotAttentionError(f"{node.name} is not a product of queries and keys")
         return rows
 
     def _value(self, node: gs.Node, weights: gs.Tensor, rank: int) -> Rows:
@@ -140,7 +140,7 @@ class SoftmaxReader:
         token = terms[own][-1]
         rows = self._rows(node, 1 - own, terms[1 - own].find(token))
         if token in out or terms[1 - own][0] != terms[own][0]:
-            raise NotAttentionError(f"{node.name} is no product of weights and values")
+            raise NotAttentionError(f"{node.name} is not a product of weights and values")
         return rows
 
     def _rows(self, node: gs.Node, place: int, axis: int, rank: int | None = None) -> Rows:
@@ -230,7 +230,7 @@ class SoftmaxReader:
             seen.append(keeps)
             masks.append(ScoreMask(node, place, fill))
             return node.inputs[1 - place]
-        raise NotAttentionError(f"what {node.name} adds is no mask: {' or '.join(reasons)}")
+        raise NotAttentionError(f"what {node.name} adds is not a mask: {' or '.join(reasons)}")
 
     def _check_pairs(self, mask: gs.Tensor) -> None:
         sizes = self.evaluator.sizes(mask)
@@ -275,5 +275,5 @@ def _letters(node: gs.Node) -> tuple[list[str], str]:
     terms = left.split(",")
     single = all(len(set(term)) == len(term) for term in (*terms, out))
     if not arrow or "." in left or len(terms) != 2 or not single or len(out) < 2:
-        raise NotAttentionError(f"{node.name} is no product of two tensors")
+        raise NotAttentionError(f"{node.name} is not a product of two tensors")
     return terms, out

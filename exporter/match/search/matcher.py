@@ -23,7 +23,7 @@ from linexport.match.forms.terms import Form, Leaf
 from linexport.match.forms.token_sizes import of_positions
 from linexport.match.proof.prove import ProofFailedError
 from linexport.match.roles import feature_maps, polynomial, softmax
-from linexport.match.roles.bonus_term import without_beside
+from linexport.match.roles.bonus_term import split_bonus
 from linexport.match.roles.factorise import with_factors
 from linexport.match.roles.read import read_roles
 from linexport.match.roles.roles import Roles
@@ -40,19 +40,19 @@ SUMS = CONTRACTIONS | {"CumSum", "Scan"}
 """Operators that sum over tokens."""
 
 ADDS_OWN = CONTRACTIONS | {"ReduceSum", "Scan"}
-"""Operators whose result may be attention plus a product of single tokens, of which none is alone.
+"""Ops that may compute attention plus a per-token term in a single node.
 """
 
 
-STEPS_NOT_CONSTANT = "stays where the number of its steps is no constant up to 128"
+STEPS_NOT_CONSTANT = "is kept where the number of its steps is not a constant up to 128"
 
 
 def _why_left(node: gs.Node) -> str:
-    """Return why the body of a node stays one."""
+    """Return why the body of a node is not inlined."""
     if node.op != "If":
         return STEPS_NOT_CONSTANT
     kept = why_kept(node)
-    return f"stays: {kept}; torch.where of both is fused" if kept else "stays"
+    return f"is kept: {kept}; torch.where of both is fused" if kept else "is kept"
 
 
 class Search(Rewriter):
@@ -166,7 +166,7 @@ class Search(Rewriter):
                 if form is None:
                     continue
                 mapped = None
-                form, beside = without_beside(form) if node.op in ADDS_OWN else (form, ())
+                form, bonus = split_bonus(form) if node.op in ADDS_OWN else (form, ())
                 form = with_factors(self.evaluator, form)
                 try:
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)
@@ -183,7 +183,7 @@ class Search(Rewriter):
                 ):
                     self._reject(node, reason)
                 if roles is not None and not self._is_left(tensor, roles):
-                    roles = replace(roles, beside=beside)
+                    roles = replace(roles, bonus_terms=bonus)
                     region = self.region(tensor, roles.leaves)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
@@ -253,17 +253,17 @@ class Search(Rewriter):
 
         Something outside reads it as well, or it is this attention before its weights.
         """
-        inside, beside = {id(n) for n in root.region}, root.tensor.inputs[0].outputs
+        inside, siblings = {id(n) for n in root.region}, root.tensor.inputs[0].outputs
         for node in root.region:
             for tensor in node.outputs:
-                # What the same loop computes beside it is not on the way.
-                if tensor.name not in roots or any(tensor is o for o in beside):
+                # Other outputs of the same loop are not on the way.
+                if tensor.name not in roots or any(tensor is o for o in siblings):
                     continue
                 inner = roots[tensor.name].roles
                 if root.roles.query and not inner.query:
                     # A sum over keys alone, of which the attention is made. Where it is added once
                     # more, as it was some tokens before, it has to be there.
-                    added = [f.tensor for t in root.roles.beside for f in t.of(Leaf)]
+                    added = [f.tensor for t in root.roles.bonus_terms for f in t.of(Leaf)]
                     if any(node is n for n in nodes_behind(added)):
                         return True
                     continue
@@ -286,7 +286,7 @@ class Search(Rewriter):
         return False
 
     def _replace(self, root: Root) -> None:
-        # Before the first token there is no key, and a map would make one of zeros. Features of
+        # Before the first token the model has no key, and a map makes a key of zeros. Features of
         # several products are not those of one map.
         own = root.mapped is not None or root.roles.lag > 0 or bool(root.roles.products)
         mapped = None if own else feature_maps.read_map(self.evaluator, root.roles, self.imports)
@@ -342,8 +342,8 @@ def _is_whole(inner: Roles, roles: Roles) -> bool:
     if inner.normalize is not roles.normalize:
         return False
     weights = {id(f) for f in roles.weights}
-    wanted = {f.tensor.name for f in roles.leaves if id(f) not in weights}
-    return wanted <= {f.tensor.name for f in inner.leaves}
+    needed = {f.tensor.name for f in roles.leaves if id(f) not in weights}
+    return needed <= {f.tensor.name for f in inner.leaves}
 
 
 def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:

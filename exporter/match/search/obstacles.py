@@ -42,8 +42,8 @@ LONG_CONVOLUTION = "is a convolution along {dim} with a kernel as long as the se
 LONG_REASONS = {
     "bias": f"{LONG_CONVOLUTION} and a bias. Without one it is fused where its kernel is {SUM}: "
     "add the bias to what it gives",
-    "not turned around": f"{LONG_CONVOLUTION} that is no K.flip(-1). conv1d does not turn a kernel "
-    "around: without a flip each token meets itself by the kernel's last number, another one at "
+    "not turned around": f"{LONG_CONVOLUTION} whose kernel is not K.flip(-1). conv1d does not "
+    "flip K: without a flip each token meets itself by the kernel's last number, another one at "
     "every length",
     "": f"{LONG_CONVOLUTION}. It is fused behind as many zeros but one, of stride 1, where each "
     f"channel has one kernel, which is {SUM}",
@@ -57,8 +57,8 @@ CIRCULAR = (
 
 LOG_SUM = (
     "adds up exponentials of tokens of {dim}, of which the logarithm is taken (logcumsumexp): that "
-    "is no sum of products. It is computed by a loop over tokens, whose state is the logarithm of "
-    "the sum so far"
+    "is not a sum of products. It is computed by a loop over tokens, whose state is "
+    "the logarithm of the sum so far"
 )
 
 REASONS = {
@@ -80,7 +80,7 @@ REASONS = {
     "If": "computes tokens of {dim} in one of two bodies; what can be computed in both is fused",
     "Softmax": "divides by a sum over {dim}",
     "Conv": "is a convolution along {dim}, whose weights are the same for all tokens: a causal one "
-    "gets a state beside what is fused",
+    "gets a state, and the rest is fused",
 }
 """Reasons by operator, for those that are not sums of products."""
 
@@ -100,8 +100,8 @@ COUNTED = (
 
 READ_OTHERWISE = (
     "is linear in its state, of which {operator} is computed in each step for what it gives: that "
-    "takes the state of every token, and stays a loop. What is read of the state by products and "
-    "sums (q^T S) may be normalised, or any function of it taken"
+    "takes the state of every token, so the loop is kept. A readout of the state by products and "
+    "sums (q^T S) may be normalised, or go through any function"
 )
 
 
@@ -112,7 +112,7 @@ BACKWARDS = (
 
 
 def first_loop(graph: gs.Graph) -> UnmatchedCandidate | None:
-    """Return the first loop over tokens, and why it stays one; None without."""
+    """Return the first loop over tokens, and why it is kept; None if there is none."""
     evaluator = Evaluator(graph)
     for node in _of_inputs(graph):
         if node.op in ("Scan", "Loop"):
@@ -272,8 +272,8 @@ def _different(terms: tuple[Term, ...]) -> str:
     own = next((f.tensor.name for t in terms for f in t.of(Leaf) if _is_of_pairs(f, terms)), "")
     if own and len(masks) > 1:
         return (
-            f"{own} weighs pairs of tokens of its own beside the mask, such as those of one "
-            "distance: add the product of what is weighed so beside the sum over earlier tokens"
+            f"{own} weighs pairs of tokens of its own in addition to the mask, such as "
+            "those of one distance: add their product to the sum over earlier tokens"
         )
     if not _is_number(plain, terms):
         return f"{len(terms)} {DIFFERENT}"

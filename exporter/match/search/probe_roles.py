@@ -265,7 +265,7 @@ def _fitted(
         return linear_attention(spec, x, y, z, decay=g, beta=b)[0]
 
     width, close = float(sizes.d_k.known or 1), EQUAL * np.abs(got).max()
-    # No rate has met the first token, which tells most readings apart.
+    # No decay applies to the first token, which alone rules out most readings.
     first = computed(np.zeros(heads) if reading.fades else None, 1)
     for scale in (1.0, width**-0.5, 1 / width):
         if np.abs(got[:, :1] - scale * first).max() > close:
@@ -351,9 +351,9 @@ def _roles(
         beta=None if reading.beta is None else leaf(reading.beta, s),
     )
     made = layouts[-1]
-    apart: list[Index] = [*lead, (e,)]
+    unpacked: list[Index] = [*lead, (e,)]
     packed: list[Index] = [*((a,) for a in batch), (*heads, e)]
-    dims = made.index(t, apart if len(made.rest) == len(apart) else packed)
+    dims = made.index(t, unpacked if len(made.rest) == len(unpacked) else packed)
     return roles, Form(dims, (Term(1.0, (Leaf(region.root, dims),)),))
 
 

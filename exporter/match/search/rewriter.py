@@ -94,10 +94,10 @@ class Rewriter:
         candidate = rewrite_candidate(self.evaluator, self.imports, root, writer)
         proof = prove(candidate)
         self.whole |= whole_chunks.needed_by(self.graph, self.evaluator.values, candidate)
-        # What a loop computes beside it may be another match.
-        beside = [t for t in root.tensor.inputs[0].outputs if t is not root.tensor]
+        # Other outputs of the same loop may be matches of their own.
+        siblings = [t for t in root.tensor.inputs[0].outputs if t is not root.tensor]
         inside = [t for n in root.region for t in n.outputs]
-        self.covered |= {t.name for t in inside if not any(t is o for o in beside)}
+        self.covered |= {t.name for t in inside if not any(t is o for o in siblings)}
         for node in list(root.tensor.inputs):
             old = gs.Variable(f"{root.tensor.name}/before")
             node.outputs = [old if o is root.tensor else o for o in node.outputs]

@@ -219,8 +219,8 @@ class MoveReader:
             if len(found) != 1 or (long and own is None):
                 return None
             (change,) = found
-            # Pieces may be shorter than what is in front; that the model is not made for it is no
-            # reason against them.
+            # The example may be shorter than the padding in front: a length at which the model does
+            # not run does not speak against the shift.
             if len(y) == len(change(x)) and not np.array_equal(y, change(x)):
                 return None
         return Moved(source, result, axis, *change)

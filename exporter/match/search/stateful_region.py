@@ -158,10 +158,10 @@ class Regions:
         return any(s != tokens and symbols_in(s) & symbols_in(tokens) for s in sizes)
 
     def _factors(self, found: dict[str, gs.Tensor], tokens: Size) -> tuple[gs.Tensor, ...]:
-        """Return leaves, of which products with a number for each token are taken apart.
+        """Return the leaves, with products by a number for each token factored.
 
-        Keys and values are often multiplied with beta before anything else; k and k * beta are
-        then k and beta, and v * beta is v beside that.
+        Keys and values are often multiplied with beta before anything else: leaves k and k * beta
+        become k and beta, and v * beta becomes v.
         """
         found = {t.name: t for t in map(self._plain, found.values())}
         for known_first in (True, False):

@@ -23,7 +23,7 @@ KEPT = CHOICES | {"Add", "Div", "Mul", "Sub", "Where"}
 def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
     """Return the product, as NumPy broadcasts, summed over dims.
 
-    A product with a weight is a projection: it stays as it is, in front of the attention.
+    A product with a weight is a projection: it is left in front of the attention.
     """
     product = algebra.times(a, b)
     if product is None:

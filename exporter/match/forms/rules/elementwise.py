@@ -192,14 +192,14 @@ def _nested(a: Form, b: Form) -> bool:
     aligned = algebra.broadcast(a, b)
     if aligned is None:
         return True
-    # Of the tensors: a dim along which one is repeated is no label of it.
+    # The labels of the tensors: a dim along which one is broadcast is not a label of it.
     x, y = (form.leaf for form in aligned[:2])
     assert x is not None and y is not None
     return x.axes <= y.axes or y.axes <= x.axes
 
 
 def multiply(a: Form, b: Form) -> Form | None:
-    """Return a b; a tensor times a mask or a gate in front of the attention stays opaque."""
+    """Return a b; a tensor times a mask or a gate in front of the attention is opaque."""
     for x, y in ((a, b), (b, a)):
         if x.scalar is not None or _number(x):
             if x.scalar is not None and math.isinf(x.scalar):

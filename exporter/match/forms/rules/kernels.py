@@ -168,16 +168,16 @@ def _is_of_multiple(factor: Nested, position: Index) -> bool:
 
 
 def at_distance(kernel: Form, distance: Form) -> Form | None:
-    """Return K[..., max(t - s, 0)], of a kernel by its last dim; None of other indices."""
+    """Return K[..., max(t - s, 0)], for a kernel K of its last dim; None for other indices."""
     places = _row_and_column(distance)
-    apart = None if places is None else by_difference(kernel)
-    if places is None or apart is None:
+    by_distance = None if places is None else by_difference(kernel)
+    if places is None or by_distance is None:
         return None
     row, column = places
-    (t,), (s,) = apart.dims[-2:]
+    (t,), (s,) = by_distance.dims[-2:]
     if {size_of(index) for index in places} != {t.size}:
         return None
-    matrix = apart.rename({t: row, s: column})
+    matrix = by_distance.rename({t: row, s: column})
     order = PositionOrder(row, column)
     later, first = (Form((row, column), (Term(1.0, (o,)),)) for o in (order, order.complement()))
     own = kernel.dims[-1]

@@ -183,7 +183,7 @@ def expand(e: Evaluator, node: gs.Node) -> Form | None:
         target = tuple(fresh(s) for s in sizes)
     if target is None:
         return None
-    # Multiplying by ones of the wanted shape is broadcasting.
+    # Multiplying by ones of the target shape is broadcasting.
     return algebra.times(form, algebra.constant(1.0, target))
 
 
@@ -252,7 +252,7 @@ def _start(start: Size, whole: Size) -> int | None:
     symbols = sorted(symbols_in(start) | symbols_in(whole))
     found = set()
     for length in (DIVIDED, 3 * DIVIDED):
-        # Each symbol grows by itself, so that what stays equal is so of all sizes.
+        # Each symbol has its own size: what is equal by chance at one length differs at another.
         sizes = {name: length * (2 + place) for place, name in enumerate(symbols)}
         try:
             from_end = size_value(start, sizes)

@@ -48,12 +48,12 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
     if form is None or form.leaf is None or len(ends) != 1 or fronts:
         return None
     ((place, end),) = ends.items()
-    # Both sizes known: the result is a concatenation, whatever the constant. Unknown: only zeros
-    # are of use, as terms that vanish there.
+    # With both sizes known the result is a concatenation, whatever the constant. Otherwise the
+    # constant must be zero, so that terms vanish there.
     size = size_of(form.dims[place]).known
     if size is not None and end.known is not None and end.known > 0:
-        beside = tuple(fresh(end) if p == place else d for p, d in enumerate(form.dims))
-        parts = ((size, form), (end.known, algebra.constant(value, beside)))
+        padding = tuple(fresh(end) if p == place else d for p, d in enumerate(form.dims))
+        parts = ((size, form), (end.known, algebra.constant(value, padding)))
         e.pieces[node.outputs[0].name] = Pieces(place, parts)
     elif value == 0.0:
         e.padded[node.outputs[0].name] = Along(place, form)
@@ -101,8 +101,8 @@ def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:
     """The first positions of a dim, where all others are padding; None if they are not."""
     # Cuts are made in all padded dims at once: in a sum over s and a dim t both are padded.
     padded = list(dict.fromkeys(_padded(e, form, size)))
-    apart = len({a for index in padded for a in index}) == sum(map(len, padded))
-    if form.dims[place] not in padded or not apart:
+    disjoint = len({a for index in padded for a in index}) == sum(map(len, padded))
+    if form.dims[place] not in padded or not disjoint:
         return None
     # Each padded dim gets an axis of the size it had before; dims and terms are rewritten to it.
     cuts = {index: (Axis(size),) for index in padded}

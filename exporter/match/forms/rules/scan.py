@@ -115,9 +115,9 @@ def _before(
     ``first`` are those before all steps.
     """
     before: dict[str, Form] = {}
-    # A state that does not read itself is what others were a step ago.
-    apart = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
-    for name, form in apart:
+    # A state that does not read itself is a function of the others one step before.
+    ordered = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
+    for name, form in ordered:
         if _has(form, {name}):
             closed = form and _closed(e, form, name, first[name], time)
         elif (same := _step_ago(e, form, first[name])) is not None:
@@ -266,7 +266,7 @@ def _times_exp(terms: Sequence[Term], exponent: Term, free: frozenset[Axis]) -> 
 def logarithm_of(e: Evaluator, rate: Term) -> list[Term] | None:
     """Return the terms of the logarithm of a product; None where it cannot be taken.
 
-    A factor may be negative: of such a logarithm the sign is written apart, see ``signed``.
+    A factor may be negative: the logarithm is of |x|, the sign a factor, see ``signed_decay``.
     """
     own = rate.factors[0] if len(rate.factors) == 1 else None
     if isinstance(own, Leaf) and rate.coefficient != 1:

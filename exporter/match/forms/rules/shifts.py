@@ -3,7 +3,7 @@
     zeros(k) ++ x[0 : T - k]      is x_{t-k};  of x_t = sum_s [s <= t] y_s,  sum_s [s <= t - k] y_s
 
 in either order: padded or concatenated in front and cut at the end, or cut and padded. Of a tensor
-of the graph nothing is known at positions before; it stays opaque.
+of the graph the values at earlier positions are unknown, so its shift is opaque.
 """
 
 from __future__ import annotations
