@@ -174,7 +174,7 @@ class _Step:
         return _Affine(rate, added, joined=True)
 
     def _choice(self, condition: gs.Tensor, first: Terms, second: Terms) -> Terms:
-        """Return a choice between two sums; beside zeros, as a product with 1 and 0."""
+        """Return a Where of two sums; if one of them is zero, a product with a 0/1 mask."""
         first, second = (self._without_zeros(terms) for terms in (first, second))
         if not (first and second):
             numbers = (self._number(1.0 if first else 0.0), self._number(1.0 if second else 0.0))
@@ -248,7 +248,7 @@ def _numbers(tensor: gs.Tensor) -> int | None:
 
 
 def _key(tensor: gs.Tensor) -> object:
-    """Return what tells a value apart: numbers are the same whatever their names and types."""
+    """Return a key by which values are compared; equal numbers have one key in every type."""
     while (cast := producer(tensor, "Cast")) is not None and not cast.inputs[0].inputs:
         tensor = cast.inputs[0]
     if isinstance(tensor, gs.Constant) and tensor.values.size == 1:

@@ -39,7 +39,7 @@ def delayed_states(values: Values, alone: bool, graph: gs.Graph, scan: gs.Node) 
 
     Args:
         values: of the graph.
-        alone: whether the Scan may have no recurrence beside it: it was a part of one that had.
+        alone: whether the Scan may have no other recurrence: it is a part of a Scan that had one.
         graph: that the Scan is in.
         scan: the loop.
     """

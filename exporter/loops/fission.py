@@ -3,8 +3,8 @@
     Scan: m' = max(f + m, i)                       Scan: m' = max(f + m, i); a = exp(f + m - m')
           C' = exp(f + m - m') C + k v^T    ->     Scan over a: C' = a C + k v^T
 
-What the first loop gives is of tokens alone to the second, which may be linear where both together
-are not: beside maxima that keep exponents small (the recurrent mLSTM, RWKV-4), and behind a softmax
+To the second loop the first one's results are scanned inputs. It may be linear where both together
+are not: behind maxima that keep exponents small (the recurrent mLSTM, RWKV-4) and behind a softmax
 of the first state (gated slots).
 """
 
@@ -35,11 +35,11 @@ from linexport.loops.step_nodes import (
 )
 
 MAX_STATES = 8
-"""Loops with more states than this are not taken apart: every choice of them is looked at."""
+"""Loops with more states than this are not split: every subset of them is tried."""
 
 
 class Parts(NamedTuple):
-    """How a Scan is taken apart.
+    """How a Scan is split in two.
 
     Attributes:
         first: places of the states that read no other.
@@ -115,7 +115,7 @@ class StepStates:
 
 
 def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
-    """Return how a Scan is taken apart so that a part becomes linear; None if none does."""
+    """Return how to split a Scan so that a part becomes linear; None if no split does."""
     if scan.op != "Scan" or has_directions(scan):
         return None
     by_step, by_read = nonlinear_operator(scan), nonlinear_read(scan)
@@ -127,7 +127,7 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     found = [Parts(first, known.crossing(first, known.is_made_again)) for first in known.closed()]
     found = [parts for parts in found if _gains(known, parts, read=by_step is None)]
     given = [*known.body.inputs[known.count :], *known.body.outputs[known.count :]]
-    # All that is linear stays together: a numerator and its denominator are one attention.
+    # The smallest first loop: a numerator and its denominator remain together as one attention.
     best = min(
         found, key=lambda parts: (len(parts.first), numbers_in(parts.crossing)), default=None
     )
@@ -185,7 +185,7 @@ def _second(known: StepStates, parts: Parts, given: list[int], name: str) -> gs.
 
     Args:
         known: the body of both.
-        parts: how it is taken apart.
+        parts: how it is split.
         given: places of the outputs that the second loop gives, states first.
         name: begins the names of its values.
     """

@@ -160,7 +160,7 @@ class StepNumbers:
         return self._plain(StepCount(bound, COMPARED[MIRRORED.get(node.op, node.op)] - before))
 
     def _plain(self, count: StepCount) -> StepCount:
-        """Return the same number with a bound that is no sum with a known number."""
+        """Return the same count with a constant in its bound moved into the offset."""
         node = producer(count.bound)
         if node is None or node.op not in ("Add", "Sub"):
             return count

@@ -23,7 +23,7 @@ Column: TypeAlias = "gs.Tensor | None"
 """A value for one state; None is zero."""
 
 SUMS = ("Add", "Sub", "Sum", "Concat", "Where")
-"""Operators to which an input that is no state adds something."""
+"""Operators in which inputs that are not states are addends."""
 
 
 class StepColumns:
@@ -105,7 +105,7 @@ class StepColumns:
         like = next(x for x in parts if x is not None)
         sizes = [list(node.inputs[i].shape or ()) for i in (place, parts.index(like))]
         if sizes[0] != sizes[1]:
-            raise NoMatchError("zeros beside a part of another size are not written")
+            raise NoMatchError("zeros next to a part of another size are not written")
         zero = gs.Constant(self._name(f"{node.name}/zero"), np.zeros((), dtype))
         return self._copy(node, [like, zero], "Mul")[0]
 

@@ -1,4 +1,4 @@
-"""Pairs of numbers in the states of a loop: where their parts are, taken apart and put together."""
+"""Pairs of numbers in the states of a loop: where their parts are, splitting and joining them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StatePairs:
         return [gs.Constant(f"{stem}/one", entries)]
 
     def parts(self, states: Sequence[Column], stem: str) -> tuple[list[gs.Node], list[Column]]:
-        """Return nodes of a step that take states apart, and what they give."""
+        """Return nodes of a step that split states into parts, and their outputs."""
         if self.axis is None:
             return [], list(states)
         (state,) = states

@@ -80,7 +80,7 @@ class _Rates:
         if kept.name not in self._products or grows:
             return
         if zero[0]:
-            condition = self._add("Not", f"{node.outputs[0].name}/stays", [condition])
+            condition = self._add("Not", f"{node.outputs[0].name}/is_kept", [condition])
         factor = self._add("Cast", f"{node.outputs[0].name}/kept", [condition])
         factor.dtype, factor.inputs[0].attrs["to"] = kept.dtype, element_type(np.dtype(kept.dtype))
         node.op, node.inputs = "Mul", [kept, factor]

@@ -2,7 +2,7 @@
 
     y[:, n] = row        as ScatterND, ScatterElements, or Where(arange(T) == n, row, y)
 
-Every other row stays as it was before the step.
+Every other row is unchanged by the step.
 """
 
 from __future__ import annotations

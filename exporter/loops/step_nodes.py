@@ -156,7 +156,7 @@ def _computed(node: gs.Node, shapes: Mapping[str, Shape], outer: bool) -> dict[s
         shape = broadcast(given)
         if shape is None:
             return None
-        # What is no larger than other values of a token may leave as these do.
+        # A value not larger than other values of a token may leave the step as these do.
         large = _size(shape) not in map(_size, shapes.values())
         if large and not outer and _is_outer(shape, [s for s in given if s]):
             return None
@@ -255,7 +255,7 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
             bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
         )
     if node.op == "Expand":
-        # Not to more than what there is for every token: an outer product stays in the step.
+        # Only to a size that other values of a token have: an outer product is kept in the step.
         after = _written(node.outputs[0]) or []
         sizes = [_size(shape) for shape in shapes.values()]
         return len(after) == len(shapes[first.name]) and _size(after) in sizes

@@ -53,7 +53,7 @@ class TokenLoop:
         carried: places of all other states that do not count.
         reads: nodes that take tokens.
         invariant: nodes that give the same in every step, in the order of evaluation.
-        length: the number of steps, None where it is no size that is known.
+        length: the number of steps, None where it is not a known size.
 
     Args:
         loop: a Loop.
@@ -136,10 +136,10 @@ class TokenLoop:
 
 
 def token_loop(node: gs.Node, known: Values) -> TokenLoop | None:
-    """Return a loop over tokens that a node is; None for one that is no Loop.
+    """Match a Loop over tokens; None for another operator.
 
     Raises:
-        NoMatchError: it is no loop over tokens.
+        NoMatchError: the Loop is not over tokens.
     """
     if node.op != "Loop" or node.domain:
         return None

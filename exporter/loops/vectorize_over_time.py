@@ -2,8 +2,8 @@
 
     x_t (B, D)  ->  X (T, B, D)      MatMul(x_t, W) -> MatMul(X, W)    Split(x_t, 1) -> Split(X, 2)
 
-What is lifted acts on each token alone, so that the axes it names move by one and all else stays.
-A sequence of parts becomes the outputs of one Split. What is the same at every step moves as it is.
+Each node acts on each token alone, so that the axes it names move by one and nothing else changes.
+A sequence of parts becomes the outputs of one Split. A value that is equal in all steps is hoisted.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class LiftedSteps:
         self.nodes.append(gs.Node("Split", parts[0].name, attrs, inputs, parts))
 
     def of(self, tensor: gs.Tensor) -> gs.Tensor:
-        """Return all tokens of a value of the step, first axis first; what is outside stays."""
+        """Return a step's value for all tokens, along the first axis; an outer value as it is."""
         name = tensor.name
         if name not in self.whole and name in self.scanned:
             outer, axis = self.scanned[name]
