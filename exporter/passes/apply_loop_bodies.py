@@ -53,7 +53,7 @@ class _Steps:
     Attributes:
         nodes: of all steps.
         states: after the last step.
-        rows: what each step gives beside its states.
+        rows: outputs of each step other than its states.
 
     Args:
         loop: a Loop or Scan.
@@ -176,7 +176,7 @@ def _add_of_scan(scan: gs.Node, steps: _Steps) -> None:
     sizes = {t.shape and t.shape[axis] for t, axis in zip(scanned, axes, strict=True)}
     length = sizes.pop()
     if sizes or not isinstance(length, int) or not 0 < length <= MOST_STEPS:
-        raise NoMatchError(f"it takes {length} steps, which is no number up to {MOST_STEPS}")
+        raise NoMatchError(f"it takes {length} steps, which is not a number up to {MOST_STEPS}")
     for step in range(length):
         slices = [
             steps.slice(tensor, axis, length - 1 - step if back else step)

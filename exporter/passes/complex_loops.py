@@ -302,14 +302,14 @@ class _Turning:
             raise TooLargeError(
                 f"Scan {self.loop.name} is linear in its state of {2 * self.turns.count} numbers, "
                 f"where a token has only {known}: the states of all tokens at once would cost more "
-                "than the loop, which stays"
+                "than the loop, which is kept"
             )
 
     def _lifted(
         self,
         step: gs.Graph,
         nodes: Sequence[gs.Node],
-        wanted: Sequence[gs.Tensor],
+        targets: Sequence[gs.Tensor],
         given: Mapping[str, ScannedTokens],
         shapes: Mapping[str, Shape],
     ) -> LiftedSteps:
@@ -320,7 +320,7 @@ class _Turning:
         scanned = {own.name: ScannedTokens(outer, axis) for own, outer, axis in tokens}
         known = {t.name: list(known_shape(t)) for t in step.inputs[self.count :]} | dict(shapes)
         within = {o.name for n in nodes for o in n.outputs} | known.keys()
-        needed = _needed(nodes, wanted, given)
+        needed = _needed(nodes, targets, given)
         for node in needed:
             if not (multiplies(node, within, known) or leaves(node, within, known, outer=True)):
                 raise NoMatchError(f"{node.op} is not computed of all tokens")
@@ -418,10 +418,10 @@ class _Turning:
 
 
 def _needed(
-    nodes: Sequence[gs.Node], wanted: Sequence[gs.Tensor], given: Mapping[str, object]
+    nodes: Sequence[gs.Node], targets: Sequence[gs.Tensor], given: Mapping[str, object]
 ) -> list[gs.Node]:
     """Return the nodes that compute some values where others are given."""
-    names = {t.name for t in wanted} - given.keys()
+    names = {t.name for t in targets} - given.keys()
     kept: list[gs.Node] = []
     for node in reversed(nodes):
         if any(o.name in names for o in node.outputs):

@@ -64,7 +64,7 @@ class GraphDump:
         self._save("00_traced.onnx", self._before)
 
     def write(self, number: int, found: Pass, graph: gs.Graph) -> None:
-        """Write the graph that a pass left, beside the one it was given, and their difference."""
+        """Write the graphs before and after a pass, and their difference."""
         stem, after = f"{number:02}_{found.name}", _without_weights(graph)
         self._save(f"{stem}.before.onnx", self._before)
         self._save(f"{stem}.after.onnx", after)

@@ -136,7 +136,7 @@ def _attach(
     node.outputs[port.present] = state
     graph.outputs.append(state)
     if not output.is_empty() and is_read(graph, output):
-        # The model's own use of it stays what it is.
+        # Nodes of the model read it as before.
         copy = gs.Node("Identity", f"{node.name}/{state.name}", inputs=[state], outputs=[output])
         graph.nodes.append(copy)
 

@@ -3,8 +3,8 @@
     Scan(0, x)        becomes      past_scan_0_0 -> present_scan_0_0
     Scan(h_0, x)      becomes      Scan(past_scan_0_begun ? past_scan_0_0 : h_0, x)
 
-A loop that is no linear attention streams all the same: a delta rule token by token, an LSTM. What
-h_0 is follows from weights and the size of the batch; past_scan_0_begun is 0 before the first call.
+A loop that is not linear attention streams all the same: a delta rule token by token, an LSTM. h_0
+follows from weights and the size of the batch; past_scan_0_begun is 0 before the first call.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(graph: gs.Graph) -> PassResult:
             node.outputs[i] = present
             graph.inputs.append(past)
             graph.outputs.append(present)
-            # The model's own use of the last state stays what it is.
+            # Nodes of the model read the last state as before.
             graph.nodes.append(gs.Node("Identity", inputs=[present], outputs=[last]))
 
     return rewrite_matches(graph, match, replace, log)

@@ -3,7 +3,7 @@
     sum_s [s <= t] phi(q_t) . phi(k_s) v_s / (sum_s [s <= t] phi(q_t) . phi(k_s) + eps)
 
 however it is multiplied out, masked, summed, transposed and reshaped; see
-``linexport.match``. Each rewrite is proven by running both sides; what fails stays as it was.
+``linexport.match``. Each rewrite is proven by running both sides; a rewrite that fails is dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
         graph.cleanup().toposort()
     found = _search(graph, withdrawn)
     findings = stabilized + found
-    # What is fused in front of a loop is a tensor to it, as its form is no longer the loop's.
+    # A value fused in front of a loop is a leaf of the loop's form now, which may match then.
     left = math.inf
     while separate_states(graph) or (found.matches and 0 < _linear_loops(graph) < left):
         left = _linear_loops(graph)

@@ -6,9 +6,9 @@
 Several factors of a state, and sums that have it several times, are joined before, see
 ``scan_rates`` and ``scan_sums``. What is left in the body is a recurrence that recognition can
 read; in a loop that is not linear, one product of all tokens takes the place of one for each. Outer
-products stay in the step: there is one of them at a time. Of a loop that is linear in its states
-functions of them leave, such as the exp(d A) - 1 of a zero-order hold, which are no products that
-recognition could take apart.
+products stay in the step: there is one of them at a time. From a loop that is linear in its states
+functions of outer products leave too, such as the exp(d A) - 1 of a zero-order hold, which
+recognition could not factor.
 """
 
 from __future__ import annotations

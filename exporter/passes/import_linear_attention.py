@@ -4,7 +4,7 @@
     (query, key, value, past_state?, -, decay?, beta?)   in the domain linexport
 
 The update rules are the same; a scale of 0, or none, is 1 / sqrt(d_k). A node whose state is not
-float32 or whose query width is not known stays as it is.
+float32 or whose query width is not known is not changed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     h_T, H = Scan(h_t = a_t h_{t-1} + b_t)        ->        H = Scan(...),  h_T = H[T - 1]
 
-What reads the last state would keep the loop beside the operator that takes its place.
+Otherwise a reader of h_T would keep the loop alive after the recurrence is fused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running passes in order: each is timed, counted, logged, checked and, if asked for, dumped.
+"""Running passes in order: each is timed, counted, logged, checked and, on request, dumped.
 
     canonicalise -> fuse -> stream -> state -> absorb -> tidy -> target
 

@@ -1,4 +1,4 @@
-"""Padding in front of the tokens, apart from what it is written together with.
+"""Split off padding in front of the tokens from convolutions and from other padding.
 
 Conv(x, pads = [n, 0])           becomes       Conv(Pad(x, n in front))
 Pad(x, n in front, m channels)   becomes       Pad(Pad(x, m channels), n in front)

@@ -1,8 +1,8 @@
 """DFT in float32 -> Cast to float64, DFT, Cast to float32; of half a spectrum, of all of it.
 
-ONNX Runtime computes a transform whose length is no power of two as a convolution with a chirp, of
-angles that grow with the square of the position: in float32 the inverse of 1,034 normal numbers is
-off by 2.8e-4 and that of 8,194 by 2.5e-3, PyTorch's by 1e-6.
+ONNX Runtime computes a transform of a length that is not a power of two as a convolution with a
+chirp of angles that grow with the square of the position: in float32 the inverse of 1,034 normal
+numbers is off by 2.8e-4 and that of 8,194 by 2.5e-3, PyTorch's by 1e-6.
 
     irfft(X, n)    is    Re ifft([X, conj(X_{n-m}), ..., conj(X_1)])    X of m = n // 2 + 1 numbers
 

@@ -67,7 +67,7 @@ def _drop_unread(graph: gs.Graph, scan: gs.Node) -> None:
 
 
 def _cascade(values: Values, graph: gs.Graph, scan: gs.Node) -> Parts | None:
-    """Return how a Scan is taken apart: the groups that read no other, and what reads them."""
+    """Return how to split a Scan: the groups that read no other group, and those that read them."""
     known = read_groups(scan, values)
     if known is None:
         return None

@@ -46,8 +46,8 @@ def _rewrite(graph: gs.Graph, node: gs.Node, found: list[gs.Tensor]) -> None:
     zero = gs.Constant(f"{result.name}/zero", np.zeros((), result.dtype))
     # The difference of equal infinities is NaN, where that of equal numbers is 0.
     same = value("Equal", *found, dtype=np.bool_)
-    apart = value("Where", same, zero, value("Sub", *found))
-    small = value("Softplus", value("Neg", value("Abs", apart)))
+    difference = value("Where", same, zero, value("Sub", *found))
+    small = value("Softplus", value("Neg", value("Abs", difference)))
     larger = value("Max", *found)
     place = index_of(graph, node)
     graph.nodes[place:place] = made

@@ -56,7 +56,7 @@ class _Half:
 
 @dataclass
 class _Tables:
-    """Inputs of the operator beside x, for all layers that rotate by the same angles.
+    """Inputs of the operator other than x, for all layers that rotate by the same angles.
 
     Attributes:
         nodes: that compute it.
