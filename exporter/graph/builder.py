@@ -127,7 +127,7 @@ class NodeBuilder:
         return output
 
     def tensors(self, operands: Sequence[Operand]) -> list[gs.Tensor]:
-        """Return operands as tensors; numbers have the type of the first tensor beside them."""
+        """Return operands as tensors; numbers get the type of the first tensor among them."""
         given = [x for x in operands if isinstance(x, gs.Tensor)]
         own = next((np.dtype(t.dtype) for t in given if t.dtype is not None), None)
         return [x if isinstance(x, gs.Tensor) else self._as_constant(x, own) for x in operands]

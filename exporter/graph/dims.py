@@ -103,7 +103,7 @@ def parse(options: Iterable[str]) -> dict[str, DimRange]:
 
 
 def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> dict[str, DimRange]:
-    """Narrow the model's own ranges to those the user asked for.
+    """Narrow the model's own ranges to the requested ones.
 
     That of PAST is one of states, which are not known yet: it is left out where the model has none.
 
@@ -111,19 +111,19 @@ def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> d
         UsageError: a name the model does not have, or a range beyond the model's own.
     """
     merged = dict(found)
-    for name, wanted in requested.items():
+    for name, target in requested.items():
         if name == PAST and name not in found:
             continue
         if name not in found:
             known = ", ".join(sorted(found)) or "none: every dimension is fixed"
             raise UsageError(f"--dim {name}: the model has no such dimension; it has {known}.")
         own = found[name]
-        for size in (wanted.min, wanted.max):
+        for size in (target.min, target.max):
             if size is not None and not own.allows(size):
                 bound = "unbounded" if own.max is None else own.max
                 raise UsageError(
                     f"--dim {name}: found {size}; the model takes {own.min} to {bound}"
                     f"{', ' + own.steps if own.steps else ''}."
                 )
-        merged[name] = replace(wanted, batch=own.batch, multiple=own.multiple)
+        merged[name] = replace(target, batch=own.batch, multiple=own.multiple)
     return merged

@@ -1,8 +1,8 @@
-"""External initializers: large weights of a graph, kept beside it.
+"""External initializers: large weights of a graph, kept in a mapping.
 
 A ModelProto holds its weights by value: every stage that made another one would copy them all. A
-graph travels without them instead. Such an initializer has its name, dtype and shape, and the
-values are beside it in a mapping, where possible in the memory of the model itself.
+graph travels without them instead. Such an initializer has its name, dtype and shape, and a
+mapping holds its values, where possible in the memory of the model itself.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def externals_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy that is valid if the model is: external initializers are its inputs."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
-    apart = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    external = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     kept = [t for t in model.graph.initializer if t.data_location != TensorProto.EXTERNAL]
     del bare.graph.initializer[:]
     bare.graph.initializer.extend(kept)
-    for tensor in apart:
+    for tensor in external:
         bare.graph.input.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
@@ -140,7 +140,7 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
     Returns:
         The model, and the values of its large weights, which are external and memory-mapped: from
-        the file beside it, or copied to one without a name.
+        the data file next to it, or copied to an unnamed one.
     """
     model = read_graph(path)
     found: dict[str, np.ndarray] = {}
@@ -227,21 +227,21 @@ def save(model: onnx.ModelProto, weights: Weights, path: Path, data: Path | None
         model: is not changed.
         weights: values by the initializer's name.
         path: of the model file.
-        data: a second file, beside ``path``, that the weights go to; None: they are in the first.
+        data: a second file, next to ``path``, for the weights; None: they are in the first.
     """
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
-    apart = [tensor for tensor in model.graph.initializer if tensor.name in weights]
+    external = [tensor for tensor in model.graph.initializer if tensor.name in weights]
     kept = [tensor for tensor in bare.graph.initializer if tensor.name not in weights]
     if data is not None:
         with data.open("wb") as file:
-            kept += [_written(tensor, weights[tensor.name], file, data.name) for tensor in apart]
-        apart = []
+            kept += [_written(tensor, weights[tensor.name], file, data.name) for tensor in external]
+        external = []
     del bare.graph.initializer[:]
     bare.graph.initializer.extend(kept)
     with path.open("wb") as file:
         file.write(bare.SerializeToString())
-        for tensor in apart:
+        for tensor in external:
             # Protocol buffers one after another are one message, in which lists are joined.
             whole = numpy_helper.from_array(weights[tensor.name], tensor.name)
             part = onnx.ModelProto(graph=onnx.GraphProto(initializer=[whole]))

@@ -4,7 +4,7 @@
     Shape, and Gather or Slice of it, where all sizes taken are known ->  those sizes
 
 Values are computed by ``evaluation`` and kept whatever their size: no constant is taken to be
-negligible. A node that cannot be evaluated stays in the graph, as does one that reads a type that
+negligible. A node that cannot be evaluated is kept, as is one that reads a type that
 NumPy has no dtype for (float8, bfloat16): onnx-graphsurgeon keeps such values only if they are not
 looked at. onnxscript's folding does the same on its own representation; converting a graph to it
 and back would copy every weight.

@@ -63,13 +63,13 @@ def check_interface(manifest: Manifest, model: onnx.ModelProto, name: str) -> No
     made = {o.name for o in graph.output}
     for state in manifest.states:
         if state.past not in taken or state.present not in made:
-            problems.append(f"there is no state {state.past} -> {state.present}")
+            problems.append(f"the model has no state {state.past} -> {state.present}")
         else:
             problems += _state(state, taken[state.past])
     problems += _initial(manifest, model)
     if problems:
         raise UsageError(
-            f"{name} does not describe the model beside it: {problems[0]}. Convert the model again."
+            f"{name} does not describe its model file: {problems[0]}. Convert the model again."
         )
 
 
@@ -91,8 +91,7 @@ def check_tower(vision: VisionRecord, model: onnx.ModelProto, name: str) -> None
     ]
     if problems:
         raise UsageError(
-            f"{name} does not describe {vision.file} beside it: {problems[0]}. Convert the model "
-            "again."
+            f"{name} does not describe {vision.file}: {problems[0]}. Convert the model again."
         )
 
 

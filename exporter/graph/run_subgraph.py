@@ -66,7 +66,7 @@ def session(
 
 
 def _rename_given(graph: onnx.GraphProto) -> None:
-    """Rename outputs of nodes that stand beside others of these and are inputs of the graph."""
+    """Rename outputs that are inputs of the graph too: their nodes have other outputs to run."""
     given = {i.name for i in graph.input}
     for node in graph.node:
         node.output[:] = [f"{name}/computed" if name in given else name for name in node.output]

@@ -1,6 +1,6 @@
 """Loops over tokens: whether the state after a token is linear in the state before it.
 
-S_t = F_t(S_{t-1}) + b_t        F_t: sums, products with what is no state, moves
+S_t = F_t(S_{t-1}) + b_t        F_t: sums, products with values that are not states, moves
 """
 
 from __future__ import annotations

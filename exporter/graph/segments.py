@@ -80,15 +80,15 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
     segments = []
     for index, outputs in enumerate(given):
         end = values[index] if index < len(values) else None
-        wanted = [*outputs, *([end] if end is not None and end not in outputs else [])]
-        part = _part(model, made, wanted, place.keys() - {*wanted})
+        targets = [*outputs, *([end] if end is not None and end not in outputs else [])]
+        part = _part(model, made, targets, place.keys() - {*targets})
         more = [
             states[name]
             for name in sorted(part.read & states.keys())
             if states[name] not in outputs
             and not _part(model, made, [states[name]], place.keys()).read & place.keys()
         ]
-        part = _part(model, made, [*wanted, *more], place.keys() - {*wanted})
+        part = _part(model, made, [*targets, *more], place.keys() - {*targets})
         later = [name for name in part.read if place.get(name, -1) >= index]
         if later:
             raise UnsupportedModelError(
@@ -114,12 +114,12 @@ def stand_in(initial: NDArray, axis: int | None, length: int) -> NDArray:
 
 
 def _part(
-    model: onnx.ModelProto, made: dict[str, int], wanted: Iterable[str], stops: Collection[str]
+    model: onnx.ModelProto, made: dict[str, int], targets: Iterable[str], stops: Collection[str]
 ) -> _Part:
-    """Return what computes the wanted values from the stops."""
+    """Return the nodes that compute the target values from the stops."""
     nodes: set[int] = set()
     read: set[str] = set()
-    left = list(wanted)
+    left = list(targets)
     while left:
         name = left.pop()
         if name in stops or name not in made:

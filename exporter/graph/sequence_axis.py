@@ -35,7 +35,7 @@ DIMENSION = re.compile(r"(\d+\*)?[^\W\d]\w*")
 """Sizes that are a dimension: "seq", or "64*blocks" of one whose sizes are multiples."""
 
 KNOWN = (None, "", "ai.onnx", "com.microsoft")
-"""Domains whose operators are told apart here; any other may do anything."""
+"""Domains whose operators are known here; an op of another domain may do anything."""
 
 
 def symbol(graph: gs.Graph) -> str | None:

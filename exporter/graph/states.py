@@ -42,7 +42,7 @@ class State:
         shape: of the input; it starts with the batch, except for that of the tokens counted.
         op: that reads and writes it.
         growing_axis: the axis that each call makes longer by the tokens it is fed, None where the
-            shape stays. Such a state begins empty.
+            shape is fixed. Such a state begins empty.
         initial_value: value of every element before the first token.
     """
 

@@ -268,7 +268,7 @@ def test_an_artifact_says_what_its_graph_takes(
     for file in folder.iterdir():
         (tmp_path / "a" / file.name).write_bytes(file.read_bytes())
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(stated))
-    with pytest.raises(UsageError, match="does not describe the model beside it"):
+    with pytest.raises(UsageError, match="does not describe its model file"):
         linexport.load(tmp_path / "a")
 
 
