@@ -2,7 +2,7 @@
 
     x (B, T, C) with tokens P ... P+T-1      y (B, T, C) with tokens P-3 ... P+T-4
 
-meet as x_t and y_{t-3}: what is made of them has the later token, and reaches three tokens back.
+meet as x_t and y_{t-3}: the result has the later token, and reaches three tokens back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Aligned:
 
     Attributes:
         values: with axes of one rank, those of tokens called by the tokens they meet.
-        axes: of what is made of them.
+        axes: of the result.
         time: when it is taken.
     """
 
@@ -243,7 +243,7 @@ def _target(values: list[TokenValue], own: Sequence[tuple[int, Span]]) -> Span:
         if later is None:
             raise MixingError(
                 "puts tokens of a call together with tokens counted from the first of all",
-                "how far apart they are depends on where a sequence is cut",
+                "their distance depends on where a sequence is cut",
             )
         target = span if later > 0 else target
     return target

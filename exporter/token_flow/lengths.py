@@ -2,7 +2,7 @@
 
     2 * batch * seq + 3
 
-``PAST`` is the number of tokens that earlier calls were fed. What is no polynomial, such as the
+``PAST`` is the number of tokens that earlier calls were fed. What is not a polynomial, such as a
 rounded quotient of a number of chunks, is a symbol of its own, named by its text.
 """
 
@@ -20,7 +20,7 @@ PAST = "tokens before"
 
 @dataclass(frozen=True, order=True)
 class Symbol:
-    """A size of a graph, or an expression of sizes that is no polynomial.
+    """A size of a graph, or an expression of sizes that is not a polynomial.
 
     Attributes:
         name: of the size, or the text of the expression.

@@ -76,7 +76,7 @@ class Tag:
         return replace(self, groups=tuple(self.groups[i] for i in order))
 
     def regrouped(self, axes: Sequence[Axis]) -> Tag | None:
-        """Return the tag of the same elements with other axes; None where it takes one apart."""
+        """Return the tag of the same elements with other axes; None if one is split."""
         left = [place for group in self.groups for place in group]
         groups = []
         for axis in axes:

@@ -136,7 +136,7 @@ def _over_others(
     along: Axis,
     outs: Sequence[int],
 ) -> Sequence[TokenValue]:
-    """Follow a loop over an axis without tokens, until what it carries stays the same."""
+    """Follow a loop over an axis without tokens, until its carried values reach a fixed point."""
     body = node.attrs["body"]
     a.check_aligned(along)
     found = _settled(a, body, (), states, inner)

@@ -1,4 +1,4 @@
-"""Operators that move axes, put them together or take them apart."""
+"""Operators that permute, merge or split axes."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def _equal(size: Length, parts: int) -> list[Length]:
     if each is not None:
         return [each] * parts
     if size.number is None:
-        raise MixingError("takes tokens apart in parts that cannot be followed")
+        raise MixingError("splits tokens into parts that cannot be followed")
     each = of(-(-size.number // parts))
     return [*[each] * (parts - 1), size - each * of(parts - 1)]
 

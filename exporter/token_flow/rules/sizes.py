@@ -190,10 +190,10 @@ def diagonals(a: Interpreter, axes: Sequence[Axis], comparison: str, number: int
     if rows is None or columns is None or pair is None:
         raise MixingError("is a triangle of tokens and something else")
     # Row i is token r + i, column j token c + j: i - j is the distance less r - c.
-    apart = (rows.start - columns.start).number
-    if apart is None:
+    distance = (rows.start - columns.start).number
+    if distance is None:
         raise MixingError(
             "is a triangle whose rows begin at another token than its columns",
             "compare positions instead: rows of torch.arange(past, past + x.shape[1])",
         )
-    return combined(comparison, [linear(1, -apart), constant(-number)])
+    return combined(comparison, [linear(1, -distance), constant(-number)])

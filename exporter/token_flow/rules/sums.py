@@ -41,7 +41,7 @@ ADVICE["Einsum"] = ADVICE["Gemm"] = ADVICE["ReduceSum"] = ADVICE["MatMul"]
 
 @rule(*REDUCTIONS)
 def reduction(a: Interpreter, node: gs.Node) -> Sequence[TokenValue]:
-    """Follow what is made of all elements along some axes."""
+    """Follow a reduction of all elements along some axes."""
     given = a.value(node.inputs[0])
     keeps = bool(node.attrs.get("keepdims", 1))
     if node.op in ("ArgMax", "ArgMin"):
