@@ -2,7 +2,7 @@
 
 An ONNX file needs no program: it is normalised and taken as the graph.
 
-Two gates keep a trace honest. A dimension asked to be dynamic that the model's code fixes is an
+Two gates keep a trace honest. A dynamic dimension that the model's code fixes is an
 error that names the line which fixed it; and where the program has a symbol in an output shape,
 the ONNX graph must have one too.
 """
@@ -168,7 +168,7 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
     try:
         roll(model)
     except NotALoopError as reason:
-        log.info("a loop over tokens stays unrolled: %s", reason)
+        log.info("a loop over tokens remains unrolled: %s", reason)
         raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
     dims = scanned_sizes.tie(model, dims)
     expand(model)

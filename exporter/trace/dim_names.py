@@ -1,7 +1,7 @@
 """Names for the dynamic sizes of a program: the user's own, else batch, seq, seq_2 ... by axis.
 
-A size 64 n, of which n is no size of an input itself, is a dimension whose sizes are multiples:
-"64*n", or "64*seq_blocks" where nobody named it.
+A size 64 n, where no input has the size n itself, is a dimension whose sizes are multiples:
+"64*n", or "64*seq_blocks" by default.
 """
 
 from __future__ import annotations

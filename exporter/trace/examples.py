@@ -2,7 +2,7 @@
 
     for t in range(0, x.shape[1], 64):        a step takes x[:, t : t + 64]: seven take 448 tokens
 
-A size that a loop counts to by itself is asked for its value, and nothing says how many of its
+Of a size that a loop counts to torch reads the value, which does not say how many of its
 tokens are one step. A run of the model on its example shows the slices.
 """
 
@@ -28,7 +28,7 @@ def shortened(
     Args:
         args: the examples.
         dynamic_shapes: an entry for each.
-        lengths: those that are wanted in the place of sizes of the examples.
+        lengths: sizes to use in place of those of the examples.
 
     Returns:
         The arguments and their dynamic shapes, without limits; a multiple of a number stays that.

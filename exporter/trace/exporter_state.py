@@ -43,7 +43,7 @@ def exporting() -> Iterator[None]:
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
-    """Leave out warnings: torch gives one beside an error that it raises, or cannot word a hint."""
+    """Leave out warnings: torch gives them with errors it raises, or where it has no hint."""
     return record.levelno < logging.WARNING
 
 

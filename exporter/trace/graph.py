@@ -154,7 +154,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """Write what ``torch.onnx.export`` gives with its own optimiser; returns the number of nodes.
 
     Those of bodies count as well. linexport operators are replaced by the PyTorch code they stand
-    for. The model is written to ``path``, with its weights beside it.
+    for. The model is written to ``path``, with its weights in a data file.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -197,7 +197,7 @@ def _lerp(start: object, end: object, weight: object) -> object:
     """(1 - w) start + w end: linear in both, and exact at both ends.
 
     torch's own translation chooses by |w| < 0.5 between two forms of it; a loop with a choice in it
-    is no recurrence with a decay.
+    is not a recurrence with a decay.
     """
     op = values.Opset("", OPSET)
     weight = op.CastLike(weight, start)

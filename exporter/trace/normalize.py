@@ -1,9 +1,9 @@
 """ONNX file -> the graph that passes work on.
 
 bfloat16 becomes float32, local functions are inlined, an operator set below what linexport's
-bodies need is raised, nodes and dynamic sizes get names, shapes are observed, and weights kept in
-files beside it are read. Nothing else is changed, and parity with the file as it was proves that
-this changed nothing that counts.
+bodies need is raised, nodes and dynamic sizes get names, shapes are observed, and weights in data
+files are read. Nothing else is changed, and parity with the original file proves that this changed
+no result.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _has_other_guards(size: torch.SymInt) -> bool:
 def frozen(
     loaded: LoadedModel, error: Exception | None = None, reason: str = ""
 ) -> UnsupportedModelError:
-    """Return the error of a model whose code fixes a dimension, and the reason it stays fixed."""
+    """Return the error of a model whose code fixes a dimension, and the reason it is fixed."""
     counted: list[capture.TracedCount] = []
     if error is None:
         try:
@@ -191,7 +191,7 @@ def _by_parameter(
         module: what is traced.
         args: its example inputs.
         kwargs: those by name.
-        dynamic_shapes: an entry for each of them, or torch's notation, which stays.
+        dynamic_shapes: an entry for each of them, or torch's notation, which is kept.
     """
     signature = inspect.signature(module.forward)
     if not isinstance(dynamic_shapes, tuple):
@@ -255,7 +255,7 @@ def _of_few_steps(
     marked = any(node.target is capture.OPERATOR for node in program.graph.nodes)
     if not marked and not marks.positions:
         return None
-    # A loop that ran seven times asked for seven tokens.
+    # The trace of seven steps fixed the lower bound of seven tokens.
     for size in program.range_constraints:
         limits = program.range_constraints[size]
         program.range_constraints[size] = type(limits)(2, limits.upper)
@@ -334,13 +334,13 @@ def _frozen_loop(counted: capture.TracedCount) -> str:
 
 def _frozen_text(what: str, lines: Sequence[str], unclear: Sequence[str] = ()) -> str:
     where = "".join(f"\n  {line}" for line in dict.fromkeys(lines))
-    told = (
+    message = (
         "The export would freeze a dimension that should be dynamic: "
         f"{what}.\nFixed by:{where or ' (torch does not say which line)'}\n"
     )
     if unclear:
-        return f"{told}{'; '.join(unclear)}."
-    return told + (
+        return f"{message}{'; '.join(unclear)}."
+    return message + (
         "A Python loop over tokens or chunks, a table of one length, or int(x.shape[1]) does "
         "this. Use linexport.models.functional.linear_attention for the recurrence, index tables "
         "by the length, or leave the dimension out of dynamic_shapes if it is meant to be fixed."
@@ -360,8 +360,8 @@ def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSumm
 
 
 def _user_line(error: BaseException) -> str:
-    told = last_frame(str(error))
-    if told is not None:  # behind the line that is left in the traceback, torch ran the code
-        return f"\nAt {told['path']}:{told['line']}: {told['code'].strip()}"
+    last = last_frame(str(error))
+    if last is not None:  # behind the line that is left in the traceback, torch ran the code
+        return f"\nAt {last['path']}:{last['line']}: {last['code'].strip()}"
     frame = _innermost_user_frame(traceback.extract_tb(error.__traceback__))
     return f"\nAt {frame.filename}:{frame.lineno}: {frame.line}" if frame else ""

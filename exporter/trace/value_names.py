@@ -1,9 +1,9 @@
 """Names of the values of a graph: each has one of its own.
 
 torch's exporter names initializers after parameters and buffers, other values after the program's
-nodes, and numbers its own, each without regard to the others: a buffer ``linear`` beside a call of
-``F.linear`` gives two values of one name, and so would an output that is called ``output``.
-Who comes first keeps the name: inputs, outputs, values of nodes (which are looked up by the
+nodes, and numbers its own, each without regard to the others: a buffer ``linear`` and a call of
+``F.linear`` give two values of one name, and so would an output that is called ``output``.
+The first one keeps the name: inputs, outputs, values of nodes (which are looked up by the
 program's names), and initializers last. A value that is returned twice is copied for the second
 output.
 """

@@ -1,4 +1,4 @@
-"""Integers beside floats, which torch's exporter does not translate: they become floats first.
+"""Cast integer operands of mixed operators to float, since torch's exporter does not.
 
     1.5 - n                       ->        1.5 - float(n)
     x.clamp(min=1, max=5e4)       ->        x.clamp(min=1.0, max=5e4)

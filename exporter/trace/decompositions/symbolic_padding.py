@@ -29,7 +29,7 @@ PADDING = 4
 
 
 def write_pads(program: torch.export.ExportedProgram) -> None:
-    """Pad the inputs of convolutions whose padding is no number, in place."""
+    """Pad the inputs of convolutions whose padding is symbolic, in place."""
     graph, found = program.graph, False
     for node in graph.nodes:
         rank = CONVOLUTIONS.get(node.target)

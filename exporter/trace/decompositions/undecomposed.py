@@ -201,7 +201,7 @@ def _share_sizes(graph: Graph) -> None:
 def _mode(nodes: Iterable[Node]) -> TorchInternal:
     """Return the context in which torch computes shapes alone; None where nodes have several.
 
-    Nodes of two traces have other symbols, and complex operators are to be taken apart.
+    Nodes of two traces have other symbols, and complex operators are to be decomposed.
     """
     values = [node.meta.get("val") for node in nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -239,7 +239,7 @@ def _is_decomposed(
 ) -> bool:
     """Return whether other operators take the place of a node.
 
-    torch takes composite operators apart that give views, translated or not.
+    torch decomposes composite operators that give views, translated or not.
     """
     target = node.target
     if not isinstance(target, Overload) or target in (*ASSERTIONS, *COPIES):

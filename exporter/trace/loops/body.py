@@ -1,7 +1,7 @@
 """Values of a loop's steps -> the body of a Scan.
 
 Backwards from the results, values of the same operator at every step are compared: what is the
-same at every step stays outside of the loop; what takes element t of a tensor, or chunk t, is a
+same at every step is hoisted out of the loop; what takes element t of a tensor, or chunk t, is a
 scanned input; what depends on earlier steps alone is the state; numbers that grow by the same
 amount are a range. All else is computed in the body.
 """
@@ -53,7 +53,7 @@ class Scanned(NamedTuple):
 
 @dataclass
 class _Known:
-    """A value in the body, with what it is at each step, as far as that was asked for."""
+    """A value in the body, with its value at each step, as far as these were requested."""
 
     steps: Steps
     name: str

@@ -65,8 +65,8 @@ def start_of(unrolled: Unrolled, body: LoopBody, first: str) -> tuple[float, ...
     given = {i for n in body.nodes for i in n.input if i} - own
     given -= {o for n in body.nodes for o in n.output}
     leaves = {*wholes, *(name for name in given if _is_float(unrolled, name))}
-    wanted = [*begins, unrolled.one(first)]
-    before = _nodes(unrolled, wanted, leaves)
+    results = [*begins, unrolled.one(first)]
+    before = _nodes(unrolled, results, leaves)
     sizes = _nodes(unrolled, sorted(given - leaves), leaves)
     after = [*body.next_values(), body.result]
     random = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def start_of(unrolled: Unrolled, body: LoopBody, first: str) -> tuple[float, ...
     try:
         for _ in range(DRAWS):
             values = _drawn(unrolled, [*before, *sizes, *body.nodes], leaves, random)
-            expected = _run(unrolled, before, values, wanted)
+            expected = _run(unrolled, before, values, results)
             for scanned in body.scanned:
                 values[scanned.name] = values[scanned.whole].take(0, scanned.axis)
             kept = []
@@ -145,14 +145,14 @@ def _run(
     unrolled: Unrolled,
     nodes: Sequence[onnx.NodeProto],
     values: Mapping[str, np.ndarray],
-    wanted: Sequence[str],
+    results: Sequence[str],
 ) -> list[np.ndarray]:
     """Return what nodes compute."""
     made = {o for n in nodes for o in n.output}
     read = {i for n in nodes for i in reads(n)} - made
-    copies = {name: f"{name}/copy" for name in dict.fromkeys(wanted)}
+    copies = {name: f"{name}/copy" for name in dict.fromkeys(results)}
     ends = [helper.make_node("Identity", [name], [copy]) for name, copy in copies.items()]
-    feeds = {name: values[name] for name in values if name in {*read, *wanted} - made}
+    feeds = {name: values[name] for name in values if name in {*read, *results} - made}
     graph = helper.make_graph(
         [*nodes, *ends],
         "first",
@@ -175,7 +175,7 @@ def _run(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     got = dict(zip(copies, session.run(list(copies.values()), feeds), strict=True))
-    return [got[name] for name in wanted]
+    return [got[name] for name in results]
 
 
 def _equal(found: np.ndarray, expected: np.ndarray) -> bool:

@@ -4,7 +4,7 @@
 
 ``loops`` marks the values y_0 ... y_6; ``loop_body`` finds f and g. What is read of the last step
 after the loop is read of the last step that the Scan makes. That the loop goes on like this at
-other lengths is assumed here, and checked beside the original afterwards.
+other lengths is assumed here, and checked against the original afterwards.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Loop:
         """Return the body of a loop whose first result is computed before it.
 
         Raises:
-            NotALoopError: it is no such loop either; ``reason`` is why it is none from the first.
+            NotALoopError: it is not such a loop either; the error is ``reason``.
         """
         try:
             return self._body(first=1)

@@ -22,7 +22,7 @@ class Token(NamedTuple):
     """Place of the element, or of the chunk."""
     axis: int
     width: int = 0
-    """Elements of a chunk, along an axis that stays; 0 where the axis goes."""
+    """Elements of a chunk along an axis that is kept; 0 where the axis is removed."""
 
 
 class Unrolled:

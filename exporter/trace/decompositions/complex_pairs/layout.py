@@ -137,7 +137,7 @@ def _view(w: PairWriter, node: Node) -> ComplexPair | Part:
     """Change the shape; or take neighbours for parts, or parts for neighbours."""
     x, shape = operands(node)[:2]
     if not isinstance(shape, torch.dtype):
-        # A part may be an expanded one, of which there is no view.
+        # A part may be an expanded tensor, which has no view of another shape.
         parts = (p if p == 0.0 else w(aten.reshape.default, p, shape) for p in w.pair(x))
         return ComplexPair(*parts)
     sizes = w.sizes(value_of(node).shape)

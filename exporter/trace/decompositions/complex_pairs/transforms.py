@@ -1,8 +1,8 @@
 """Fourier transforms, whose complex numbers torch.onnx writes with an axis of 2 at the end.
 
 What torch.onnx translates as a whole, such as irfft(rfft(u) rfft(k)), is left to it: its form is
-the one that ``match.forms.fourier`` knows. Other transforms get their pairs put together before
-them and taken apart behind them.
+the one that ``match.forms.fourier`` knows. For other transforms pairs are joined before them and
+split behind them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BESIDE = frozenset(
         *("stack", "transpose", "view", "view_as_complex", "view_as_real"),
     }
 )
-"""Operators of complex numbers that torch.onnx translates beside transforms."""
+"""Operators of complex numbers, other than transforms, that torch.onnx translates."""
 
 PRODUCTS = frozenset({"add", "div", "mul", "sub"})
 """Operators that it translates where both operands are complex tensors."""
