@@ -68,12 +68,12 @@ class CallInputs:
         batch = self._batch
         return bound, batch if isinstance(batch, int) else sizes[str(batch)]
 
-    def _check(self, wanted: InputRecord, value: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
-        name, shape = wanted.name, wanted.shape
-        if value.dtype != wanted.dtype:
-            if not np.can_cast(value.dtype, wanted.dtype, "same_kind"):
-                raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted.dtype}.")
-            value = np.asarray(value).astype(wanted.dtype)
+    def _check(self, record: InputRecord, value: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
+        name, shape = record.name, record.shape
+        if value.dtype != record.dtype:
+            if not np.can_cast(value.dtype, record.dtype, "same_kind"):
+                raise UsageError(f"{name} has dtype {value.dtype}; expected {record.dtype}.")
+            value = np.asarray(value).astype(record.dtype)
         fits = value.ndim == len(shape) and all(
             found == expected if isinstance(expected, int) else True
             for found, expected in zip(value.shape, shape, strict=True)

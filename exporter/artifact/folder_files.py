@@ -85,7 +85,7 @@ class FolderFiles:
         return self._contents[name]
 
     def release(self, name: str) -> None:
-        """Forget the content of a file; its digest stays."""
+        """Forget the content of a file; its digest is kept."""
         self._contents.pop(name, None)
 
     def kept(self) -> frozenset[str]:

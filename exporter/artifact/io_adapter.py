@@ -54,9 +54,9 @@ def layer(state: State) -> int:
 
 
 def recurrent(states: Sequence[State]) -> list[State]:
-    """Return the states that do not grow with the tokens, except those that a mask tells."""
-    told = (MASK_STATE, COUNT_STATE)
-    return [s for s in states if s.growing_axis is None and s.past not in told]
+    """Return the states that do not grow with the tokens, except those computed from the mask."""
+    from_mask = (MASK_STATE, COUNT_STATE)
+    return [s for s in states if s.growing_axis is None and s.past not in from_mask]
 
 
 def pairs(states: Sequence[State]) -> list[tuple[State, State]] | None:
@@ -242,10 +242,10 @@ class Rewiring:
             helper.make_node("Sub", [total, "mask/length"], ["mask/start"]),
             helper.make_node("Slice", [MASK, "mask/start", total, axis], [f"{MASK}/new"]),
         ]
-        told = [s for s in states if s.past in (MASK_STATE, COUNT_STATE)]
-        if told:
+        from_mask = [s for s in states if s.past in (MASK_STATE, COUNT_STATE)]
+        if from_mask:
             self._constant("mask/zero", [0])
-        for state in told:
+        for state in from_mask:
             self._read_from_mask(state)
             for infos in (self.graph.input, self.graph.output):
                 _keep(infos, [i for i in infos if i.name not in (state.past, state.present)])
@@ -256,11 +256,11 @@ class Rewiring:
         if state.growing_axis is not None:
             self._before.append(helper.make_node("Slice", [MASK, *before], [state.past]))
             return
-        told, count = f"{state.past}/all", f"{state.past}/count"
+        rows, count = f"{state.past}/all", f"{state.past}/count"
         counted = state.past if state.past == COUNT_STATE else count
         self._before += [
-            helper.make_node("Slice", [MASK, *before], [told]),
-            helper.make_node("ReduceSum", [told, "mask/axis"], [counted], keepdims=1),
+            helper.make_node("Slice", [MASK, *before], [rows]),
+            helper.make_node("ReduceSum", [rows, "mask/axis"], [counted], keepdims=1),
         ]
         if state.past == COUNT_STATE:
             return

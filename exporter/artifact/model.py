@@ -29,8 +29,8 @@ class Model:
         model_sha256: digest of its file, which says whose state a state is.
         states: by the names of their inputs.
         inputs: those that a caller gives.
-        tower: the vision tower beside it; None without one.
-        predictor: the head for multi-token prediction beside it; None without one.
+        tower: the model of the vision tower; None without one.
+        predictor: the model of the head for multi-token prediction; None without one.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Model:
         return outputs, {**rest, **taken}
 
     def check_kept(self, logits_to_keep: int) -> None:
-        """Check a number of tokens whose logits are wanted.
+        """Check the number of last tokens whose logits are requested.
 
         Raises:
-            UsageError: it is negative, or there are no logits of each token.
+            UsageError: it is negative, or the model gives no logits of each token.
         """
         if logits_to_keep < 0:
             raise UsageError(f"logits_to_keep is {logits_to_keep}; expected 0 (all) or more.")

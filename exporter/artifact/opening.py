@@ -97,8 +97,8 @@ def read_graph(files: FolderFiles, name: str) -> onnx.ModelProto:
 def check_files(files: FolderFiles, manifest: Manifest) -> dict[str, onnx.ModelProto]:
     """Compare the artifact's files with the sizes and digests in its manifest.
 
-    Models come first, which say how long the files of their weights are: nothing is read that is
-    longer than it can be of use.
+    Models come first: they say how long the files of their weights are, and a longer file is
+    refused unread.
 
     Returns:
         The graphs of all models by the names of their files, without weights.
@@ -108,8 +108,8 @@ def check_files(files: FolderFiles, manifest: Manifest) -> dict[str, onnx.ModelP
             reads one that is not listed.
         EnvironmentProblemError: see ``checked_graph``.
     """
-    beside = [one.file for one in (manifest.vision, manifest.mtp) if one is not None]
-    models = [manifests.MODEL, *beside]
+    submodels = [one.file for one in (manifest.vision, manifest.mtp) if one is not None]
+    models = [manifests.MODEL, *submodels]
     for name in models:
         _check_size(files, name, manifest.files[name].bytes, LARGEST_MODEL)
         files.content(name, LARGEST_MODEL)
@@ -160,7 +160,7 @@ def _check_size(files: FolderFiles, name: str, expected: int, most: int) -> None
         )
     if found > most:
         raise UsageError(
-            f"{files.folder / name} has {found:,} bytes; at most {most:,} of it can be of use. "
+            f"{files.folder / name} has {found:,} bytes; at most {most:,} are read. "
             "Convert the model again."
         )
 

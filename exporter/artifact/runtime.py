@@ -59,8 +59,7 @@ def load(
     LINEXPORT_CPU_LIBRARY is 0.
 
     The bytes that are compared with digests are those that run: models are read once, into memory.
-    Weights in files beside them are mapped from there for as long as the artifact is open: nobody
-    may write to these files.
+    Data files of weights are mapped for as long as the artifact is open: nobody may write to them.
 
     Args:
         path: the folder ``linexport convert`` wrote.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SIGNATURE = f"{manifests.MANIFEST}.sig"
 FORMAT, ALGORITHM = 2, "ed25519"
 PUBLIC = ".pub"
-"""Ending of the public key that is written beside a new private one, and of the keys that a folder
+"""Suffix of the public key that is written with a new private one, and of the keys that a folder
 of trusted ones holds."""
 
 REWRITTEN = {manifests.MANIFEST, manifests.REPORT}
@@ -48,7 +48,7 @@ STALE = (
     " The model and all other files are as they were signed; linexport validate --record and bench "
     "write the two others, but so may anybody."
 )
-"""Added where nothing else changed: who did it cannot be told from the files."""
+"""Added where nothing else changed: the files do not show who changed them."""
 
 _LARGEST = 2**20
 """Bytes of a key or a signature file."""
@@ -309,7 +309,7 @@ def _names(files: FolderFiles) -> list[str]:
 
 
 def new_key(path: Path) -> Path:
-    """Write a new private key that its owner alone may read, and its public key beside it.
+    """Write a new private key that its owner alone may read, and its public key next to it.
 
     Returns:
         The file of the public key.
@@ -327,8 +327,8 @@ def new_key(path: Path) -> Path:
     public = private.public_key().public_bytes(
         form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo
     )
-    beside = path.with_suffix(PUBLIC)
-    for file, content, mode in ((path, secret, 0o600), (beside, public, 0o644)):
+    public_path = path.with_suffix(PUBLIC)
+    for file, content, mode in ((path, secret, 0o600), (public_path, public, 0o644)):
         try:
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
                 out.write(content)
@@ -336,7 +336,7 @@ def new_key(path: Path) -> Path:
             raise UsageError(f"{file} is there already; a key is never replaced.") from None
         except (OSError, ValueError) as error:
             raise EnvironmentProblemError(f"Cannot write {file}: {error}.") from None
-    return beside
+    return public_path
 
 
 def _read(folder: Path) -> tuple[SignedMessage, bytes]:

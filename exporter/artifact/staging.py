@@ -1,4 +1,4 @@
-"""Temporary folders beside an output, each held by a lock for as long as its process lives.
+"""Temporary folders next to an output, each held by a lock for as long as its process lives.
 
     .<output>.partial-<random>     one folder a run, with an advisory lock (flock) on it
 
@@ -31,7 +31,7 @@ _UNWRITABLE = (*FULL, errno.EACCES, errno.EROFS, errno.EPERM)
 
 @contextmanager
 def staged(output: Path) -> Iterator[Path]:
-    """Make a temporary folder beside ``output``, and remove it in the end whatever happens.
+    """Make a temporary folder next to ``output``; remove it in the end whatever happens.
 
     ``write.publish`` moves it into place. Leftovers of runs that were killed are removed first.
 
@@ -87,7 +87,7 @@ def _prefix(output: Path) -> str:
 def _remove_abandoned(output: Path) -> None:
     """Remove temporary folders that no process holds.
 
-    An earlier output that was put aside stays for as long as nothing is in its place.
+    An earlier output that was moved aside is kept while ``output`` does not exist.
     """
     for leftover in output.absolute().parent.glob(f"{glob.escape(_prefix(output))}*"):
         if leftover.name.endswith(ASIDE) and not output.exists():

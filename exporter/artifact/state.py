@@ -5,7 +5,7 @@
 It can be compared, hashed by content, kept, written and read. A file is an uncompressed ``.npz``:
 
     model_sha256      text     digest of the model whose state this is
-    state_format      int64    2; without arrays beside it the state is that before the first token.
+    state_format      int64    2; without arrays the state is that before the first token.
                                3 in fewer bits, see ``state_quantization``
     <input name>      each array, as ``.npy``
 

@@ -37,7 +37,7 @@ def check_precision(precision: str) -> None:
 
 
 def shrink(arrays: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
-    """Return the arrays to keep: ``q`` under the name of ``x``, and ``s`` beside it."""
+    """Return the arrays to keep: ``q`` under the name of ``x``, and its scales ``s``."""
     found: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         if values.dtype.kind != "f" or not values.ndim:

@@ -237,7 +237,7 @@ class Stream:
         """Begin a new sequence, in all rows or in those given.
 
         Raises:
-            UsageError: there is no such row, or a state of this model is one of all rows together.
+            UsageError: the row does not exist, or the model has a state that all rows share.
         """
         with self._lock:
             if rows is None:

@@ -13,7 +13,7 @@ from linexport.artifact.staging import temporary_folder
 from linexport.manifest import DATA
 
 MAPPED_ABOVE = 2**26
-"""Bytes of a temporary model above which its weights are mapped from a file beside it."""
+"""Bytes of a temporary model above which its weights are mapped from a data file."""
 
 Arrays = Mapping[str, NDArray]
 Run = Callable[[Arrays], dict[str, NDArray]]

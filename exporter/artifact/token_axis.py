@@ -39,7 +39,7 @@ class TokenAxis:
         return next(v.shape[self._axes[n]] for n, v in feeds.items() if n in self._axes)
 
     def cut(self, values: Mapping[str, np.ndarray], start: int, end: int | None = None) -> Arrays:
-        """Return tokens from ``start`` to ``end``; what has no tokens stays whole."""
+        """Return tokens from ``start`` to ``end``; values without a token axis are not cut."""
         return {
             name: array[(slice(None),) * self._axes[name] + (slice(start, end),)]
             if name in self._axes

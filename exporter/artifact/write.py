@@ -40,7 +40,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
     Raises:
         UsageError: its name is not text; it is a file, a folder that is not an artifact or that
-            nothing can take the place of, or an artifact that was not asked to be replaced.
+            nothing can take the place of, or an artifact, and replacing it is not allowed.
         EnvironmentProblemError: nothing can be written there.
     """
     check_text(output)
@@ -80,7 +80,7 @@ def check_apart(output: Path, source: str | Path) -> None:
 
     Args:
         output: the file or folder to be replaced.
-        source: what is read; a name that is no path is apart from everything.
+        source: what is read; a name that is not a path never overlaps.
 
     Raises:
         UsageError: the output is the source, or holds it.
@@ -124,7 +124,7 @@ def replace_text(path: Path, text: str) -> None:
 def save_model(
     model: onnx.ModelProto,
     folder: Path,
-    apart: external_data.Weights | None = None,
+    weights: external_data.Weights | None = None,
     above: int | None = None,
     names: tuple[str, str] = (MODEL, DATA),
 ) -> Path:
@@ -133,24 +133,24 @@ def save_model(
     Args:
         model: its own large weights are taken out of it.
         folder: to write to.
-        apart: weights that are not in the model.
-        above: bytes from which all weights go to a file beside the model; None: those of artifacts.
-        names: of the model's file, and of the file beside it.
+        weights: those that are not in the model.
+        above: bytes from which all weights go to a data file; None: those of artifacts.
+        names: of the model's file, and of its data file.
     """
     path, data = (folder / name for name in names)
-    size = model.ByteSize() + sum(values.nbytes for values in (apart or {}).values())
-    beside = size > (EXTERNAL_ABOVE if above is None else above)
+    size = model.ByteSize() + sum(values.nbytes for values in (weights or {}).values())
+    external = size > (EXTERNAL_ABOVE if above is None else above)
     found = {
-        **(apart or {}),
-        **external_data.externalize(model, SMALLEST if beside else external_data.LARGE),
+        **(weights or {}),
+        **external_data.externalize(model, SMALLEST if external else external_data.LARGE),
     }
     data.unlink(missing_ok=True)
-    external_data.save(model, found, path, data if beside else None)
+    external_data.save(model, found, path, data if external else None)
     return path
 
 
 def copy_files(files: Iterable[Path], folder: Path) -> None:
-    """Put copies of files that belong to the model beside it.
+    """Copy files that belong to the model into its folder.
 
     Raises:
         UsageError: one is a symbolic link that leads out of its folder.
@@ -172,7 +172,7 @@ def _exchange(new: Path, old: Path) -> None:
     """Swap two folders; afterwards ``new`` names the old content.
 
     Linux swaps names in one system call. Elsewhere two renames must do; a kill between them leaves
-    the old artifact beside its place, under the name of the temporary folder plus ``.old``.
+    the old artifact under the name of the temporary folder plus ``.old``.
     """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2

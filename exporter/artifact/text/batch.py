@@ -4,8 +4,8 @@
     states of one size, no mask    each prompt by itself; then the states of all, joined
     else                           prompts of one length
 
-A row that has ended is fed padding, so that it stays where it is. Prompts longer than a call of the
-model are fed in pieces.
+A row that has ended is fed padding, so that its state does not change. Prompts longer than a call
+of the model are fed in pieces.
 """
 
 from __future__ import annotations

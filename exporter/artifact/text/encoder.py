@@ -95,7 +95,7 @@ class Encoder:
 
     def _start(self) -> None:
         self._process = process = subprocess.Popen(
-            # Nothing of linexport is imported, and no module beside the file.
+            # Nothing of linexport is imported, and -P keeps modules of the file's folder out.
             [sys.executable, "-P", PROCESS, *map(str, self._limits)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

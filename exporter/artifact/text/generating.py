@@ -1,4 +1,4 @@
-"""How an artifact writes texts: what a caller asks for, and where nothing is asked, its files.
+"""Generation options: those of the caller, else those in the artifact's files.
 
     argument     else generation_config.json     else argmax, without end
 
@@ -43,8 +43,8 @@ class GenerationRequest:
             files: of the artifact, as they were verified.
 
         Raises:
-            UsageError: a file is damaged, a value has no meaning, or stop strings are asked for
-                where there is no tokenizer.
+            UsageError: a file is damaged, a value has no meaning, or stop strings are given and the
+                artifact has no tokenizer.
         """
         own = generation_defaults(folder, files)
         given: JsonObject = {

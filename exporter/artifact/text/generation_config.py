@@ -50,7 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "watermarking_config": (),
     }
 )
-"""Settings that are not implemented, with the values, beside null, that ask for nothing."""
+"""Settings that are not implemented, with their neutral values; null is neutral too."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _value(
         return default
     if kind is float and type(found) is int:
         return float(found)
-    if type(found) is not kind:  # True is no number
+    if type(found) is not kind:  # True is not a number
         word = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise _wrong(path, f"{name} is {json.dumps(found)[:80]}; expected {word}")
     return found

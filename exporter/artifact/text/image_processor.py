@@ -3,7 +3,7 @@
     files --Pillow--> pictures --transformers' processor--> pixel values, grids
     token ids with one image token a picture  -->  as many as the grid of each has tokens
 
-A processor that cuts pictures into tiles writes tokens around each of them: there it is asked for
+Where a processor cuts pictures into tiles and writes tokens around each, it returns
 the tokens too. The processor's files are data: no code of a folder's is run, and nothing is
 fetched.
 """
@@ -107,7 +107,7 @@ def read_picture(path: Path) -> Image:
     """Return a picture in RGB, turned as its camera says.
 
     Raises:
-        UsageError: it cannot be read, is no picture of a format that is read, or too large.
+        UsageError: it cannot be read, is not in a supported format, or is too large.
         EnvironmentProblemError: Pillow is not installed.
     """
     try:
@@ -231,12 +231,12 @@ def _check_torchvision() -> None:
 def _processor(
     model: TextModel, auto: str, language: Sequence[str] = (MODEL_CONFIG,)
 ) -> Iterator[Any]:
-    """Yield the processor of the model's folder, whose refusals are told as such.
+    """Yield the processor of the model's folder, and convert its errors to errors for the user.
 
     Args:
         model: with the folder.
         auto: class of transformers that opens it.
-        language: files that it needs beside its own, where the folder has them.
+        language: files that it needs in addition to its own, where the folder has them.
     """
     try:
         import transformers

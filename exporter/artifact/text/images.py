@@ -75,7 +75,7 @@ def vision_of(manifest: Manifest, path: Path) -> VisionRecord:
         path: its folder, for the message.
 
     Raises:
-        UsageError: there is no tower.
+        UsageError: the artifact has no vision tower.
     """
     if manifest.vision is None:
         raise UsageError(f"{path} has no vision tower: it takes text alone.")

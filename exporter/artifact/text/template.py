@@ -85,7 +85,7 @@ def chat_prompt(folder: Path, files: Files, messages: Sequence[Mapping[str, obje
         messages: each with ``role`` and ``content``.
 
     Raises:
-        UsageError: there is no template, or a file is damaged.
+        UsageError: the folder has no template, or a file is damaged.
         TemplateError: see ``ChatTemplate.render``.
     """
     found = find_template(folder, files)
@@ -120,7 +120,7 @@ class ChatTemplate:
         """Return the prompt of a conversation, up to where the assistant's answer begins.
 
         Raises:
-            TemplateError: the template refuses the messages, is no valid one, or takes too long.
+            TemplateError: the template refuses the messages, is not valid, or takes too long.
         """
         async with self._turn:
             try:

@@ -38,7 +38,7 @@ def main() -> None:
     try:
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()  # to whatever length the file says
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         write({"error": reason(error)})
         return
     write({})
