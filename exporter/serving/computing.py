@@ -107,7 +107,7 @@ class LocalTexts:
 
 
 class LocalComputing:
-    """The model in this process: an engine on a pool, and calls beside it.
+    """The model in this process: an engine on a pool, and calls of the model without it.
 
     Args:
         artifact: that is run.

@@ -1,4 +1,4 @@
-"""The text side of a language model: files of the artifact beside the model."""
+"""The text side of a language model: the artifact's files other than the model."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     <id>.npz     StreamState; none where nothing was computed yet
     <id>.json    ParkedText: tokens, settings, digests of the model and of the state
 
-The JSON is written last and in one step: it exists only beside a whole state.
+The JSON is written last and in one step: where it exists, the state is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ParkedText(BaseModel):
 
     Attributes:
         model_sha256: digest of the model.
-        state_sha256: ``StreamState.digest`` of the state beside it; None where there is none.
+        state_sha256: ``StreamState.digest`` of the state's file; None without a state.
         finished: whether the text had ended: what follows is a new one.
         chat: whether it answers a conversation.
     """
@@ -142,7 +142,7 @@ class Parking:
         self._make_room()
 
     def load(self, name: str, model_sha256: str) -> tuple[ParkedText, StreamState | None]:
-        """Read a sequence, which stays where it is.
+        """Read a sequence, without removing it.
 
         Raises:
             UsageError: there is none of this id, it is damaged, or of another model.

@@ -74,7 +74,7 @@ class PrefixCache:
         Args:
             model_sha256: digest of the model.
             ids: tokens, (T,) int64.
-            most: longest prefix that is of use; None for all of the tokens.
+            most: longest prefix to return; None for all of the tokens.
         """
         limit = len(ids) if most is None else most
         with self._lock:

@@ -38,7 +38,7 @@ class History:
 
 
 class Prompts:
-    """The cache of a pool, asked about prompts of its model.
+    """The prefix cache of a pool, for prompts of its model.
 
     Raises:
         UsageError: the model is not a language model.

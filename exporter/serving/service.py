@@ -95,7 +95,7 @@ class Service:
 
         Raises:
             ContextLengthError: the prompt is too long.
-            UsageError: more tokens were asked for than the server writes.
+            UsageError: more tokens were requested than the server writes.
         """
         assert self.language is not None
         known = beginning.prompt_tokens + len(beginning.written)

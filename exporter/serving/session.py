@@ -202,7 +202,7 @@ class Session:
     def remember(self) -> None:
         """Keep the state after the tokens computed so far in the cache of the pool.
 
-        The pool does that for prompts. Nothing is kept where there is no cache, or where the
+        The pool does that for prompts. Nothing is kept without a cache, or where the
         tokens before are not known, as in a session that was opened with a state.
         """
         with self._slots.changed:

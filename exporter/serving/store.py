@@ -6,8 +6,8 @@
 On a GPU the sides are in its memory, and the states that grow; the tokens counted in the host's.
 
 A state of fixed size is copied only when the sessions of a call change: those that are elsewhere
-trade rows. A state that grows is another array after each call; it stays stacked, padding included,
-while the same sessions share the calls, and is taken apart when they no longer do.
+trade rows. A state that grows is another array after each call; it is kept stacked, padding
+included, while the same sessions share the calls, and split when they do not.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Store:
         return Place(value)
 
     def drop(self, place: Place) -> None:
-        """Free the row of a place that is no longer used."""
+        """Free the row of a place that is not used any more."""
         if place.row is not None:
             self._owners[place.row] = None
         place.row = place.block = None
@@ -187,7 +187,7 @@ class Store:
         return self._layout.own(place.block.arrays, place.index, place.block.lengths[place.index])
 
     def _stacked(self, places: Sequence[Place]) -> Arrays:
-        """Return what is not in rows, stacked: as it is, or taken apart and put together anew."""
+        """Return states that are not in rows, stacked: as they are, or split and stacked anew."""
         first: Any = places[0].block
         if not first.arrays:
             return {}

@@ -1,4 +1,4 @@
-"""Records of texts: what is asked for, and the events by which a text comes to its reader.
+"""Records of texts: the order, and the events that carry the text to its reader.
 
     Order  ->  Step, Step, ..., End  --Withheld-->  Delta, Delta, ..., End
 
@@ -108,7 +108,7 @@ class Step:
         token: its id; None where only the end of the text is added.
         text: added by it; empty while a character or a stop string may not be complete.
         shown: characters of the text up to here, this one's included.
-        scored: the token's probability, if asked for.
+        scored: the token's probability, if requested.
     """
 
     index: int

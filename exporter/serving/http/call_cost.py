@@ -14,7 +14,7 @@ from linexport.serving.http.json_writer import largest
 from linexport.serving.http.tensors import InferRequest, is_binary, outputs_of
 
 HEAD = 2**10
-"""Bytes of an answer beside its numbers, and of each output's description."""
+"""Bytes of a response without its numbers, and of each output's description."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class CallCost:
     Attributes:
         call: of inputs, of states before and after the call, and of all outputs or, where that is
             more, of what the graph holds at once.
-        answer: of the outputs that are asked for, as they are sent.
+        answer: of the requested outputs, as they are sent.
     """
 
     call: int
@@ -43,7 +43,7 @@ def call_cost(
         inside: bytes that the graph holds at once.
 
     Raises:
-        ProtocolError: an output that is asked for is none of the model's, or is named twice.
+        ProtocolError: a requested output is not one of the model's, or is named twice.
     """
     sizes = _sizes(manifest, feeds)
     held = {name for state in manifest.states for name in (state.past, state.present)}

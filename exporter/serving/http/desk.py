@@ -1,4 +1,4 @@
-"""Reading large bodies and writing large answers: one after another, beside the event loop."""
+"""Read large bodies and write large responses, one after another, in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in the form of the protocol whose path was asked for.
+"""Errors in the form of the protocol that the request's path belongs to.
 
 /v2...    {"error": "..."}                                     Open Inference Protocol
 else      {"error": {"message", "type", "param", "code"}}      OpenAI

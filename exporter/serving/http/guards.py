@@ -106,7 +106,7 @@ class _Body:
         self._end = asyncio.get_running_loop().time() + rules.seconds
 
     async def receive(self) -> Message:
-        """Return the next message; after the body there is no limit of time."""
+        """Return the next message; the time limit ends with the body."""
         if not self._more:
             return await self._receive()
         try:

@@ -1,6 +1,6 @@
 """JSON of a request, read from its beginning: the first value that is wrong ends the reading.
 
-Nothing is made of what follows, and what is made of the rest has a bound:
+Nothing after it is parsed, and the memory of what is parsed has a bound:
 
     strings             as many bytes as they have
     lists of numbers    arrays, thousands of numbers at a time: eight bytes for each

@@ -12,7 +12,7 @@ from linexport.serving.text import Delta, End, Scored, TextSettings, Usage
 from linexport.system.json_object import JsonObject
 
 HEAD, TOKEN, REPORTED = 2**11, 32, 160
-"""Bytes of an answer: beside its texts, of a token's text, and of a token with its probability."""
+"""Bytes of a response: without its texts; of a token's text; of a token with its probability."""
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Requests of OpenAI's protocol, as records that are checked.
 
-Fields of OpenAI's that mean nothing here are taken at the value that asks for nothing, and refused
-at any other; fields that nobody knows are refused. Beside OpenAI's: ``top_k``, ``min_p`` and
-``repetition_penalty``, and ``park`` and ``resume``, which keep a sequence and go on with it. Fields
-of sampling that are left out are as the model's ``generation_config.json`` says.
+Fields of OpenAI's that are not implemented are accepted at their neutral value and refused at any
+other; unknown fields are refused. Fields of our own: ``top_k``, ``min_p``, ``repetition_penalty``,
+and ``park`` and ``resume``, which keep a sequence and continue it. Fields of sampling that are left
+out are as the model's ``generation_config.json`` says.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ADVICE = {
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose first wrong item is the only one that is told."""
+"""A list of which only the first wrong item is reported."""
 
 Steps = tuple[int | str, ...]
 """Steps to a value."""

@@ -52,8 +52,8 @@ class Tensor(Record):
     """``Numbers``, or None."""
 
 
-class Wanted(Record):
-    """An output that is asked for."""
+class RequestedOutput(Record):
+    """An output that the request names."""
 
     name: str
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -65,7 +65,7 @@ class InferRequest(Record):
     id: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
     inputs: Items[Tensor]
-    outputs: Items[Wanted] | None = None
+    outputs: Items[RequestedOutput] | None = None
 
 
 def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, np.ndarray]]:
@@ -119,14 +119,14 @@ def whole_number(text: str) -> int | None:
     return int(text) if fits else None
 
 
-def outputs_of(infer_request: InferRequest, names: Sequence[str]) -> list[Wanted]:
-    """Return the outputs that are asked for: those of the model where none are named.
+def outputs_of(infer_request: InferRequest, names: Sequence[str]) -> list[RequestedOutput]:
+    """Return the requested outputs; all outputs of the model where none are named.
 
     Raises:
         ProtocolError: one is not an output of the model, or is named twice.
     """
     if not infer_request.outputs:
-        return [Wanted(name=name) for name in names]
+        return [RequestedOutput(name=name) for name in names]
     seen: set[str] = set()
     for one in infer_request.outputs:
         if one.name not in names:
@@ -137,14 +137,14 @@ def outputs_of(infer_request: InferRequest, names: Sequence[str]) -> list[Wanted
     return infer_request.outputs
 
 
-def is_binary(infer_request: InferRequest, one: Wanted) -> bool:
+def is_binary(infer_request: InferRequest, one: RequestedOutput) -> bool:
     """Return whether an output is sent as bytes."""
     every = infer_request.parameters.get("binary_data_output", False)
     return bool(one.parameters.get("binary_data", every))
 
 
 def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
-    """Return outputs as they were asked for."""
+    """Return outputs in the requested form: binary or JSON."""
     described: list[JsonObject] = []
     binary: list[bytes] = []
     for one in outputs_of(infer_request, [*outputs]):
@@ -193,7 +193,7 @@ def _from_bytes(tensor: Tensor, content: memoryview) -> np.ndarray:
         raise ProtocolError(
             400,
             f"{tensor.name} has {len(content)} bytes; expected those of {tensor.shape} in "
-            f"{tensor.datatype}, and no data beside them.",
+            f"{tensor.datatype}, and no other data.",
         )
     return np.frombuffer(content, dtype).reshape(tensor.shape)
 

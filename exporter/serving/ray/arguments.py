@@ -14,7 +14,7 @@ from linexport.serving.limits import LEAST, Limits
 
 
 class Arguments(BaseModel):
-    """Options of the application; every field of ``Limits`` is one beside these.
+    """Options of the application, in addition to every field of ``Limits``.
 
     Attributes:
         artifact: folder of it, at the same path on every node.
@@ -23,7 +23,7 @@ class Arguments(BaseModel):
         min_replicas: models that always run.
         max_replicas: models that run when requests wait.
         token_file: of the bearer token that clients must send.
-        hosts: names by which the server is called, beside those of its own machine; ``*`` for any.
+        hosts: names by which the server is called, besides those of its own machine; ``*``: any.
             With a token, any.
         park: folder of parked sequences.
         key: public key, or folder of such keys, of those whose artifacts are opened; None for

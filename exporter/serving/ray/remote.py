@@ -1,6 +1,6 @@
-"""Models in other processes, as a service asks them: texts go on when the process does not.
+"""Models in other processes: a text is continued in another one when its process ends.
 
-    write    sends what is asked and the tokens so far; gets steps       no state is needed
+    write    sends the order and the tokens so far; gets steps            no state is needed
     piece    sends inputs and the state, from Ray's object store;
              gets outputs and the next state                             exactly once, by its state
     run      sends whole sequences; gets outputs
