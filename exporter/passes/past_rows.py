@@ -34,7 +34,7 @@ class RowsLayout:
     """Where a value has its batch, and what a state of it is like.
 
     Attributes:
-        place: of the axis of the batch; None where there is no batch.
+        place: of the axis of the batch; None without a batch.
         heads: that are in the same axis, behind the batch; 1 for the batch alone.
         sizes: of the value.
     """

@@ -31,7 +31,7 @@ def shortened(
         lengths: sizes to use in place of those of the examples.
 
     Returns:
-        The arguments and their dynamic shapes, without limits; a multiple of a number stays that.
+        The arguments and their dynamic shapes, without limits; multiples of a number are kept.
         None where the shapes are not those of plain tensors.
     """
     if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
