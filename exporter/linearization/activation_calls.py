@@ -8,7 +8,7 @@ layer can be folded into the replacement.
 A torch-function mode sees every ``F.linear`` and every activation that is given what came out of
 one, in eager PyTorch, in exported programs and while ``torch.export`` traces: ``nn.Sequential``,
 layers and activations that are attributes, and functions called in between are all the same to it.
-Activations are told apart by their order, as calls of softmax attention are.
+Activations are identified by their order, as calls of softmax attention are.
 """
 
 from __future__ import annotations

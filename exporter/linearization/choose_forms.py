@@ -1,4 +1,4 @@
-"""Which feature map each layer gets: as asked for, or the smallest within a budget of error."""
+"""Choose each layer's feature map: the requested one, or the smallest within an error budget."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MapConfig:
         return kind if kind in (AUTO, KEEP) else feature_maps.find_map(kind.replace("-", "_")).kind
 
     def features_of(self, name: str) -> int | None:
-        """M of one layer, where it was asked for.
+        """Return M of one layer; None if it was not requested.
 
         Where layers get different maps, M for all of them is of those that have the choice.
         """
@@ -85,7 +85,7 @@ def local(config: MapConfig, delta: float) -> MapConfig:
     """The configuration with every map that is not kept multiplied by a mask of nearness.
 
     Raises:
-        UsageError: delta is not positive, or a map is asked for that is not favor+.
+        UsageError: delta is not positive, or a requested map is not favor+.
     """
     if not 0 < delta < float("inf"):
         raise UsageError(f"The locality is {delta:g}; expected a distance above 0.")
@@ -134,10 +134,10 @@ def chosen(
 ) -> dict[int, KernelAttention]:
     """For every site the form with the fewest features whose error is within the budget.
 
-    One that is no better than the mean of the values is none. Layers without one are left out.
+    A form not better than the mean of the values does not count. Layers without one are left out.
 
     Raises:
-        ParityError: there is none for any.
+        ParityError: no layer has one.
     """
     tried = {s.index: list(_candidates(s, config, samples[s.index])) for s in sites}
     judged = judge_forms(module, batches, tried)
@@ -170,13 +170,13 @@ def chosen(
 
 def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator[KernelAttention]:
     """All maps whose kernel is positive, which no denominator can vanish for."""
-    wanted = config.features_of(site.name)
+    requested = config.features_of(site.name)
     for kind in feature_maps.kinds():
         found = feature_maps.find_map(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
             continue
         sized = _sized(kind)
-        for size in (wanted,) if wanted else SIZES if sized else (None,):
+        for size in (requested,) if requested else SIZES if sized else (None,):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)

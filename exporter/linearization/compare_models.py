@@ -52,7 +52,7 @@ def rest_error(original: nn.Module, unreplaced: nn.Module, batches: Sequence[Row
         raise ParityError(
             f"With softmax attention left as it is, the outputs differ from the original's by "
             f"{error:.2g} already; expected at most {REST:g}. The module is not the same from call "
-            "to call, or tells its parts apart by their class: give it as an exported program."
+            "to call, or checks its submodules' classes: give it as an exported program."
         )
     return error
 

@@ -110,7 +110,7 @@ def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
 
 
 def multiply_adds(site: Site, form: nn.Module | None, length: int) -> MultiplyAdds:
-    """Both at one length; without a form, the layer stays as it is."""
+    """Return the counts before and after at one length; without a form both are equal."""
     before = softmax_multiply_adds(site, length)
     after = before if form is None else form_multiply_adds(site, form, length)
     return MultiplyAdds(length, before, after)
@@ -151,7 +151,7 @@ class Curves:
         """Lengths that the model takes; its only one, where that is fixed.
 
         Returns:
-            The lengths, and why some that were asked for are not among them.
+            The lengths, and why some requested ones are not among them.
         """
         if self.sequence is None:
             shapes = [named(i.shape) for i in self.inputs]

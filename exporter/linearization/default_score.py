@@ -36,8 +36,8 @@ def default_score(
     if _is_language_model(original, sites, batches[0]):
         return Metric("bits per token", partial(_bits_per_token, batches=batches), True)
     if _is_classifier(original):
-        wanted = [_logits(original, batch).argmax(-1) for batch in batches]
-        evaluate = partial(_agreement, batches=batches, wanted=wanted)
+        expected = [_logits(original, batch).argmax(-1) for batch in batches]
+        evaluate = partial(_agreement, batches=batches, expected=expected)
         return Metric("agreement with the original's classes", evaluate)
     return None
 
@@ -80,9 +80,9 @@ def _bits_per_token(module: nn.Module, batches: Sequence[Rows]) -> float:
     return total / (max(count, 1.0) * math.log(2))
 
 
-def _agreement(module: nn.Module, batches: Sequence[Rows], wanted: Sequence[Tensor]) -> float:
+def _agreement(module: nn.Module, batches: Sequence[Rows], expected: Sequence[Tensor]) -> float:
     same = [
         (_logits(module, batch).argmax(-1) == want).double().flatten()
-        for batch, want in zip(batches, wanted, strict=True)
+        for batch, want in zip(batches, expected, strict=True)
     ]
     return float(torch.cat(same).mean())

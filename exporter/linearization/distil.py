@@ -4,7 +4,7 @@
 
 Each new layer gets the inputs it has in the linear model, so that later layers also learn to make
 up for earlier ones. Learned are the projections of feature maps, the scale of the queries and the
-output projections, which are copied first: the original stays as it is.
+output projections, which are copied first: the original is not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def distil(
         data: inputs to train on and to hold out.
         steps: largest number of optimiser steps.
         seed: seed of the batches.
-        advance: told the steps done and the held-out loss so far.
+        advance: called with the steps done and the held-out loss so far.
 
     Raises:
         UsageError: no replaced layer has an output projection to compare after.
@@ -104,12 +104,12 @@ class _Loss:
 
     def __call__(self, batch: Rows) -> Tensor:
         with torch.no_grad():
-            wanted = layer_outputs(self.original, self.names, batch)
+            expected = layer_outputs(self.original, self.names, batch)
         got = layer_outputs(self.linear, self.names, batch)
         losses = [
             (g - w).square().sum() / w.square().sum()
-            for name in wanted
-            for g, w in zip(got[name], wanted[name], strict=True)
+            for name in expected
+            for g, w in zip(got[name], expected[name], strict=True)
         ]
         return torch.stack(losses).mean()
 

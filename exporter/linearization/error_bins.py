@@ -1,4 +1,4 @@
-"""Squared errors of queries, told apart by position or by the sharpness of their scores.
+"""Squared errors of queries, binned by position or by the sharpness of their scores.
 
     position     t, in ``POSITIONS`` ranges of equal length
     sharpness    e^H / n        H = -sum_s p_s log p_s, the entropy of the weights; n keys visible

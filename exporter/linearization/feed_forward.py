@@ -97,15 +97,15 @@ def find_pairs(linear: nn.Module, batches: Sequence[Rows]) -> list[FeedForwardSi
     runs = [_run(linear, batch, names) for batch in batches]
     if not runs[0]:
         raise UnsupportedModelError(
-            f"{type(stem(linear)).__name__} has no feed-forward layer that can be told: expected "
-            "an nn.Linear whose output goes into an activation. Activations written out as a "
-            "formula, and layers that are no nn.Linear, such as gelu_new and Conv1D of GPT-2 in "
-            "transformers, are not found."
+            f"No feed-forward layer found in {type(stem(linear)).__name__}. Supported: nn.Linear "
+            "whose output goes into an activation function or module. Inlined activations and "
+            "layers of other classes, such as gelu_new and Conv1D of GPT-2 in transformers, "
+            "are not."
         )
     if any([place.name for place in found] != [place.name for place in runs[0]] for found in runs):
         raise UnsupportedModelError(
-            "The module calls other linear layers with activations in runs on different batches: "
-            "which is which cannot be told."
+            "The module calls different linear layers with activations on different batches: "
+            "they cannot be matched."
         )
     for found in runs[1:]:
         for place, again in zip(runs[0], found, strict=True):
@@ -153,7 +153,7 @@ def replace_feed_forward(
         linear: the module.
         batches: its arguments.
         config: the forms.
-        say: told the cost of every layer before it is built.
+        say: called with the cost of every layer before it is built.
 
     Returns:
         For every layer, as in the report: its ``name``, the fields of ``FeedForwardReport``, and
@@ -161,7 +161,7 @@ def replace_feed_forward(
 
     Raises:
         UsageError: a pattern that fits no layer; and what ``linearize_feed_forward`` refuses.
-        UnsupportedModelError: there is no layer to replace.
+        UnsupportedModelError: the module has no layer to replace.
     """
     places = find_pairs(linear, batches)
     check_patterns(config.forms, [place.name for place in places])
@@ -170,7 +170,7 @@ def replace_feed_forward(
     for index, place in enumerate(places):
         form = last(config.forms, place.name) or KEEP
         if form == KEEP or place.reason:
-            reason = place.reason or "left as it is, as asked for"
+            reason = place.reason or "left as it is, as requested"
             records.append(FeedForwardRow(name=place.name, reason=reason))
             continue
         layers[index], record = _fitted(place, form, config, say)

@@ -40,14 +40,14 @@ def find_sites(module: nn.Module, batches: Iterable[Rows], required: bool = True
 
     Raises:
         UsageError: the module does not run on these inputs.
-        UnsupportedModelError: there is no such call, or their number changes from run to run.
+        UnsupportedModelError: the module has no such call, or their number changes from run to run.
     """
     runs = [_Run(module, batch) for batch in batches]
     if len({len(run.sites) for run in runs}) != 1:
         counts = ", ".join(str(len(run.sites)) for run in runs)
         raise UnsupportedModelError(
             f"The module calls softmax attention {counts} times in runs on different batches: "
-            "which call is which cannot be told."
+            "the calls cannot be matched."
         )
     if required and not runs[0].sites:
         raise UnsupportedModelError(_nothing(module))

@@ -1,4 +1,4 @@
-"""Forms for every site of softmax attention that was asked for, and what was refused."""
+"""Forms for the requested sites of softmax attention, and reasons where there are none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replace_attention(
     config: MapConfig,
     memory_keys: int | None,
 ) -> FittedForms:
-    """Make and judge forms of all sites that can be replaced and are asked for.
+    """Make and judge forms of all requested sites that can be replaced.
 
     Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``, and on
     ``more`` where these do not tell whether a form is better than the mean of the values.
@@ -53,13 +53,13 @@ def replace_attention(
         ParityError: a denominator vanishes on the data, or no map is within the budget.
     """
     config.check(sites)
-    wanted = [s for s in sites if s.replaceable and config.map_of(s.name) != KEEP]
-    samples = sample(module, fit, wanted, config.seed)
+    targets = [s for s in sites if s.replaceable and config.map_of(s.name) != KEEP]
+    samples = sample(module, fit, targets, config.seed)
     made = FittedForms()
     reasons = {s.index: s.reason for s in sites if s.reason}
     details: dict[int, MemoryErrors] = {}
     kernel = []
-    for site in wanted:
+    for site in targets:
         if not site.memory or rebuildable(module):
             kernel.append(site)
             continue
@@ -131,7 +131,7 @@ def _record(
         record = AttentionRow(
             **described,
             options={},
-            reason=None if form else reasons.get(site.index, "left as it is, as asked for"),
+            reason=None if form else reasons.get(site.index, "left as it is, as requested"),
         )
         if site.index in details:
             record = replace(record, **vars(details[site.index]))

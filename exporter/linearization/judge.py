@@ -36,7 +36,7 @@ class ErrorSums:
         not_positive: denominators at or below zero, of maps whose kernel can be negative.
         denominators: how many there are.
         by_row: of each row, squared differences of the form and of all keys alike.
-        by_position: the same by the position of the query, where it was asked for.
+        by_position: the same by the position of the query, where it was requested.
         by_sharpness: and by the share of the keys that it attends to.
     """
 
@@ -90,7 +90,7 @@ def judge_forms(
         batches: its arguments.
         forms: by the index of their sites.
         locality: judge against softmax attention to the keys within that L1 distance.
-        binned: take errors apart by position and sharpness, too.
+        binned: bin errors by position and sharpness, too.
         found: sums of earlier batches, which these are added to.
     """
     found = found or {index: [ErrorSums() for _ in ones] for index, ones in forms.items()}
@@ -98,8 +98,8 @@ def judge_forms(
     def answer(index: int, call: Call) -> Tensor:
         true = call.softmax()
         if forms.get(index):
-            wanted = true if locality is None else masked(call, locality)
-            judged = _Judged(call, wanted, binned)
+            expected = true if locality is None else masked(call, locality)
+            judged = _Judged(call, expected, binned)
             for form, sums in zip(forms[index], found[index], strict=True):
                 judged.add(sums, form)
         return true

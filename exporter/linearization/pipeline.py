@@ -133,8 +133,8 @@ def linearize(
         lengths: to measure at.
         threads: of ONNX Runtime, 0 for its own choice.
         seed: of the split, of random maps and of distillation.
-        force: also replace attention by a form that is no better than the mean of its values, which
-            stays as it is otherwise, and do not decline feed-forward layers that do not pay.
+        force: also replace attention by a form that is not better than the mean of its values, and
+            do not decline feed-forward layers that do not pay.
         progress: shown the stages.
 
     Returns:
@@ -143,7 +143,7 @@ def linearize(
 
     Raises:
         UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
-        UnsupportedModelError: there is nothing of what was asked for, or nothing that can be
+        UnsupportedModelError: the module has no softmax attention or feed-forward layer that can be
             replaced.
         ParityError: a denominator vanishes on the data, no map is within the budget, or the module
             is not the same with nothing replaced.

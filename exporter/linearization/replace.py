@@ -1,7 +1,7 @@
 """From a module and forms to the module in linear form. Weights are shared, not copied.
 
-A stack of linexport's layers is rebuilt from its config, so that it stays one. Any other module is
-copied in structure only, and held by a module of the same signature that answers its calls of
+A stack of linexport's layers is rebuilt from its config and remains such a stack. Any other module
+is copied in structure only, and held by a module of the same signature that answers its calls of
 softmax attention by the forms.
 """
 

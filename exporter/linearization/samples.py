@@ -46,13 +46,13 @@ def sample(
     module: nn.Module, batches: Iterable[Rows], sites: Iterable[Site], seed: int
 ) -> dict[int, SiteSamples]:
     """SiteSamples of every site, by its index."""
-    wanted = {site.index: site for site in sites}
-    seen: dict[int, _Seen] = {index: _Seen() for index in wanted}
+    by_index = {site.index: site for site in sites}
+    seen: dict[int, _Seen] = {index: _Seen() for index in by_index}
     generator = torch.Generator().manual_seed(seed)
 
     def answer(index: int, call: Call) -> Tensor:
-        if index in wanted:
-            site, found = wanted[index], seen[index]
+        if index in by_index:
+            site, found = by_index[index], seen[index]
             factor = site.scale * site.head_dim**0.5
             found.queries.append(_some(call.query * factor, generator))
             if found.memory is None:

@@ -38,7 +38,7 @@ def check_checkpoint_path(path: Path, reference: bool, overwrite: bool) -> None:
             f"than {path}."
         )
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"There is no folder {path.absolute().parent}. Make it first.")
+        raise UsageError(f"The folder {path.absolute().parent} does not exist. Make it first.")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected the path of a file.")
     if path.exists() and not overwrite:

@@ -36,7 +36,7 @@ def rows(name: str) -> tuple[Any, ...]:
     """Arguments of the model, in order: of a ``.npz`` file, or what a function returns.
 
     Raises:
-        UsageError: there is no such file or function, or it fails.
+        UsageError: the file or function does not exist, or it fails.
     """
     path = Path(name)
     if path.suffix != ".npz" and ":" in name:
@@ -46,7 +46,7 @@ def rows(name: str) -> tuple[Any, ...]:
         return (found,) if isinstance(found, Tensor) else tuple(found)
     try:
         if path.is_file() and not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz archive")
+            raise ValueError("it is not an .npz archive")
         with np.load(path, allow_pickle=False) as file:
             return tuple(torch.from_numpy(file[key]) for key in file.files)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:

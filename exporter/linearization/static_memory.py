@@ -13,7 +13,7 @@ from linexport.linearization.samples import SiteSamples
 from linexport.models.static_memory import PseudoMemory, StaticMemory, fit_pseudo_keys
 
 SHARE = 16
-"""Keys that one pseudo-key stands for, unless asked otherwise: 4,096 rows become 256."""
+"""Keys that one pseudo-key stands for, by default: 4,096 rows become 256."""
 
 
 @dataclass(frozen=True)

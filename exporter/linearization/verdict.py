@@ -48,8 +48,8 @@ def verdict(found: Measurements) -> tuple[Status, str]:
     errors = [*_attention(found.layers), *_dense(found.feed_forward)]
     if against:
         gain = [_faster(found.costs)] if found.costs.crossover is not None else []
-        told = "; ".join([*errors, *gain])
-        return "declined", f"No: {'; and '.join(against)}.{f' {told}.' if told else ''}"
+        measured = "; ".join([*errors, *gain])
+        return "declined", f"No: {'; and '.join(against)}.{f' {measured}.' if measured else ''}"
     return "ok", f"{'; '.join([*errors, _faster(found.costs), *_change(found.metric)])}."
 
 
@@ -92,10 +92,10 @@ def _attention(layers: Sequence[AttentionRow]) -> list[str]:
         several = f"{len(replaced)} of {len(layers)} layers are linear"
         found = [f"{name} is linear" if len(layers) == 1 else several]
     else:
-        found = [f"{name} stays as it is" if len(layers) == 1 else "all layers stay as they are"]
+        found = [f"{name} is kept" if len(layers) == 1 else "all layers are kept"]
     found[0] += f", error {forms} where attending to all keys alike has {alike}"
     if replaced and refused:
-        found.append(f"no better than that, softmax stays in {_names(refused)}")
+        found.append(f"no better than that, softmax is kept in {_names(refused)}")
     worse = [row for row in replaced if quality.no_better(row)]
     if worse:
         found.append(f"no better than that, but forced: {_names(worse)}")

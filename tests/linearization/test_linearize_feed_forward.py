@@ -75,7 +75,7 @@ def test_a_checkpoint_has_the_layers_and_is_linearised_again(tmp_path: Path) -> 
     found = run(digits(), form={FIRST: "least-squares"}, map={"blocks.0.*": "taylor2"})
     rows = found.report.feed_forward
     assert [row.form for row in rows] == ["least-squares", None]
-    assert rows[1].reason == "left as it is, as asked for"
+    assert rows[1].reason == "left as it is, as requested"
     found.save(path)
     loaded = linexport.models.load(path)
     with torch.no_grad():
@@ -268,7 +268,7 @@ class WrittenOut(nn.Module):
 
 
 def test_an_activation_that_is_written_out_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="no feed-forward layer that can be told"):
+    with pytest.raises(UnsupportedModelError, match="No feed-forward layer found in"):
         run(WrittenOut().eval(), torch.randn(20, 5, 8))
 
 

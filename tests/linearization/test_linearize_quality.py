@@ -74,7 +74,7 @@ def test_a_layer_no_better_than_the_mean_of_its_values_keeps_its_softmax() -> No
         assert row.attention_error == pytest.approx(error, rel=0.2)
         assert row.uniform_error == pytest.approx(mean, rel=0.2)
     assert found.report.status == "ok" and found.report.verdict.startswith("1 of 2 layers are li")
-    assert "softmax stays in 1.self_attn" in found.report.verdict
+    assert "softmax is kept in 1.self_attn" in found.report.verdict
     kept = found.module.inner[1](ROWS)
     torch.testing.assert_close(kept, module[1](ROWS))
 
