@@ -198,7 +198,7 @@ def _of_softmax(seen: list[Layer]) -> ComputeAttention:
 
 
 def _mask(call: Call) -> str:
-    """Return "keys" or "causal", or why a call is no attention of all keys or of earlier ones."""
+    """Return "keys" or "causal", or why a call attends neither to all keys nor to earlier ones."""
     if call.query.shape[-2] != call.key.shape[-2]:
         return "cross-attention"
     if call.attn_mask is None:

@@ -26,7 +26,7 @@ def catalogue(d: int) -> list[MapDescription]:
 def _entry(kind: str, d: int) -> MapDescription:
     found = feature_maps.find_map(kind)
     features, note = None, None
-    # Nothing is drawn on the meta device: M is wanted, not the draws of wide heads.
+    # Only M is needed: on the meta device nothing is drawn for wide heads.
     with warnings.catch_warnings(record=True) as said, torch.device("meta"):
         warnings.simplefilter("always")
         try:

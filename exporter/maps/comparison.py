@@ -62,7 +62,7 @@ def compare_maps(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> MapComparison:
-    """Measure feature maps beside each other.
+    """Measure feature maps and compare them.
 
     Args:
         d: head width of random queries and keys, 64 by default; of a model it is its own.
@@ -73,7 +73,7 @@ def compare_maps(
         maps: their names; None: all.
         threads: of the timed sessions, 0 for ONNX Runtime's choice.
         seed: of random queries, keys and maps.
-        progress: told the stages.
+        progress: called with the stages.
 
     Returns:
         ``rows`` has an entry per map and number of features; ``uniform_error`` is what attention
@@ -237,7 +237,7 @@ def _config(row: MapRow, samples: HeadSamples) -> LinearAttentionLayerConfig:
 
 
 def _with_frontier(rows: Sequence[MapRow], uniform_error: float) -> list[MapRow]:
-    """Mark those of use, nearer than a mean, that nothing else beats in both time and error."""
+    """Mark rows nearer than a mean that no other row beats in both time and error."""
     placed = sorted(
         (row.us_per_token, row.output_error, at)
         for at, row in enumerate(rows)

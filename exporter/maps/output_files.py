@@ -28,7 +28,7 @@ def check_report_paths(output: Path | None) -> None:
             f"{output} ends in {output.suffix}; expected one of {', '.join(KINDS)}, or a folder."
         )
     if not output.absolute().parent.is_dir():
-        raise UsageError(f"There is no folder {output.absolute().parent}. Make it first.")
+        raise UsageError(f"The folder {output.absolute().parent} does not exist. Make it first.")
     if output.suffix in KINDS and output.is_dir():
         raise UsageError(f"{output} is a folder. Give it another name, or remove it.")
     if output.suffix not in KINDS and output.is_file():

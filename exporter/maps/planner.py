@@ -84,7 +84,7 @@ def choose_map(
         maps: their names; None: all.
         threads: of the timed sessions, 0 for ONNX Runtime's choice.
         seed: of random queries, keys and maps.
-        progress: told the stages.
+        progress: called with the stages.
 
     Returns:
         ``chosen`` names the fastest map that fits, or is None; ``rows`` has every map with what

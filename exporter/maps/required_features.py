@@ -108,7 +108,7 @@ def required_features(
     reached = expected(largest)
     options = {"features": largest}
     if not math.isfinite(reached):
-        return RequiredFeatures(None, options, None, "its variance is no finite number on the data")
+        return RequiredFeatures(None, options, None, "its variance is not finite on the data")
     if reached > promise.mean_square:
         needed = math.ceil(largest * reached / promise.mean_square)
         said = f"{needed:,}" if needed < _MANY else f"{float(needed):.1e}"
