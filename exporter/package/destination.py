@@ -86,7 +86,7 @@ class Destination:
         help: one line for people.
         write: writes the folder; raises UsageError for a model that the system cannot hold.
         options: names of its options, with a line of help each.
-        by_linexport: linexport itself runs the artifact there, with the models beside it.
+        by_linexport: linexport itself runs the artifact there, with the models of the artifact.
         write_texts: continues prompts with a package in its own runtime; raises
             EnvironmentProblemError where that is not installed. None where it cannot run here.
         by_prompt: it continues each prompt by itself, so that nothing is padded.

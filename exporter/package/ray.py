@@ -1,6 +1,6 @@
 """Ray Serve: ``serve.yaml``, which starts the artifact's server on a cluster.
 
-The file names the artifact's folder, which stays where it is: every node reads it there.
+The file names the artifact's folder, which is not copied: every node reads it there.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
 
 
 def check_size(job: Packaging) -> None:
-    """Refuse an artifact that is no single file.
+    """Refuse an artifact that is not a single file.
 
     Raises:
         UsageError: it is too large.

@@ -114,19 +114,19 @@ def _rewire(
         work.count_tokens(language.tokens, *names)
     work.mask(language.tokens, states)
     work.finish()
-    for name, wanted in ((language.tokens, "input_ids"), (language.logits, "logits")):
-        if name != wanted:
-            work.call(name, wanted)
+    for name, target in ((language.tokens, "input_ids"), (language.logits, "logits")):
+        if name != target:
+            work.call(name, target)
     _name_batch(model)
     count = max([*linear, *attention]) + 1
     return ["full_attention" if i in attention else "linear_attention" for i in range(count)]
 
 
 def _numbers(layers: Sequence[int], attention: Sequence[int]) -> list[int]:
-    """Numbers of layers with linear attention: their own, where these tell all layers apart."""
-    apart = len({*layers} - {*attention}) == len(layers)
+    """Return numbers of linear layers: their own, where these are distinct from attention's."""
+    distinct = len({*layers} - {*attention}) == len(layers)
     first = max(attention, default=-1) + 1
-    return list(layers) if apart else [first + i for i in range(len(layers))]
+    return list(layers) if distinct else [first + i for i in range(len(layers))]
 
 
 def _name_batch(model: onnx.ModelProto) -> None:

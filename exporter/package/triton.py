@@ -40,7 +40,7 @@ OPTIONS = {
     "max-batch": f"sequences of one call, {MAX_BATCH} by default.",
     "idle-seconds": f"a sequence without a request for so long ends, {IDLE_SECONDS} by default.",
     "sm": "with tensorrt: which engine, such as 89, where there are several.",
-    "plugins": "with tensorrt: the library that linexport plugins build made, copied beside it.",
+    "plugins": "with tensorrt: the library that linexport plugins build made; is copied.",
     "decoupled": "with python: true streams tokens; a request says how many by MAX_TOKENS.",
 }
 

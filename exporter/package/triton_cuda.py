@@ -52,7 +52,7 @@ def requirement(newest: str) -> str:
 
 
 def write_library(job: Packaging, written: onnx.ModelProto) -> str | None:
-    """Write the CUDA library beside a model whose nodes carry kernels; return its name.
+    """Write the CUDA library next to a model whose nodes carry kernels; return its name.
 
     Raises:
         EnvironmentProblemError: it was not built here.

@@ -26,10 +26,10 @@ def has_engine(job: Packaging) -> bool:
 
 
 def chosen(job: Packaging) -> EngineRecord:
-    """Return the engine that is asked for by ``sm``, or the only one.
+    """Return the engine that ``sm`` names, or the only one.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: the artifact has none, or several.
     """
     engines = [e for e in job.manifest.engines or () if e.runtime == RUNTIME]
     if not engines:

@@ -1,4 +1,4 @@
-"""A package in its own runtime: greedy texts of a batch beside the artifact's of each prompt alone.
+"""Compare a package in its own runtime, by greedy texts of a batch, with the artifact's texts.
 
     prompts of several lengths -> package, its runtime -> texts of the batch
     each prompt                -> artifact            -> its text

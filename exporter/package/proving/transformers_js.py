@@ -26,7 +26,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
     """See ``Destination.write_texts``.
 
     Raises:
-        EnvironmentProblemError: there is no node, or no library in the current directory.
+        EnvironmentProblemError: node, or the library in the current directory, is not installed.
     """
     node = shutil.which("node")
     if node is None:

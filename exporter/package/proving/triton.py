@@ -33,7 +33,7 @@ def write_texts(job: Packaging, prompts: BatchPrompts) -> WrittenTexts:
 
     Raises:
         UsageError: the model streams its answers, which HTTP does not.
-        EnvironmentProblemError: there is no server, or it does not start with the model.
+        EnvironmentProblemError: the server is not installed, or does not start with the model.
     """
     if job.options.get("decoupled") == "true":
         raise UsageError(
