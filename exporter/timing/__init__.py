@@ -1,1 +1,1 @@
-"""Measuring the artifact beside what a user would have without it."""
+"""Measure the artifact against its baselines."""

@@ -39,11 +39,11 @@ class Admission:
     def too_slow(self, name: str, tokens: int) -> str | None:
         """Return why a baseline is not waited for, judged by its longest run so far."""
         before, seconds = self.slowest.get(name, (1, 0.0))
-        wanted = seconds * tokens / before
-        if wanted <= self._longest or tokens <= before:
+        expected = seconds * tokens / before
+        if expected <= self._longest or tokens <= before:
             return None
         return (
-            f"not waited for: it took {seconds:.1f} s at {before} tokens, so {wanted:.0f} s or "
+            f"not waited for: it took {seconds:.1f} s at {before} tokens, so {expected:.0f} s or "
             f"more; {self._longest:g} s are allowed"
         )
 

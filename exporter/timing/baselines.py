@@ -36,7 +36,7 @@ LEAD_IN = 4
 
 @dataclass
 class Bench:
-    """Measures a converted model beside its baselines: a plain export and the original in PyTorch.
+    """Measures a converted model and its baselines: a plain export and the original in PyTorch.
 
     Args:
         tested: the converted model with its original.
@@ -76,7 +76,7 @@ class Bench:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
         loaded = self.tested.loaded
         if loaded.graph is not None:
-            self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
+            self.reasons["pytorch"] = "the original is an ONNX file, without a PyTorch module"
         try:
             self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work, program)
             memory.trim_memory()
@@ -91,12 +91,12 @@ class Bench:
         if sequence is None:
             return self._latency_by_batch()
         limits = self.tested.dims[sequence]
-        wanted = [n for n in lengths or self.extent.lengths if limits.allows(n)]
-        refused = sorted(set(lengths or ()) - set(wanted))
+        allowed = [n for n in lengths or self.extent.lengths if limits.allows(n)]
+        refused = sorted(set(lengths or ()) - set(allowed))
         if refused:
             self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")
         return latency_table(
-            wanted or [limits.nearest(self.tested.traced[sequence])],
+            allowed or [limits.nearest(self.tested.traced[sequence])],
             lambda n: self._calls({sequence: n}),
             self.reasons,
             self.settings,

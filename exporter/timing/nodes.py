@@ -78,14 +78,14 @@ def _homes(nodes: Sequence[onnx.NodeProto], written: Mapping[str, str]) -> dict[
         nodes: of the graph that is run, in an order in which it can be.
         written: names of nodes by the values they compute.
     """
-    wanted: dict[str, str] = {}  # value -> the written node it leads to
+    homes: dict[str, str] = {}  # value -> the written node it leads to
     found: dict[str, str] = {}
     for node in reversed(nodes):
         own = next((written[name] for name in node.output if name in written), None)
-        home = own or next((wanted[name] for name in node.output if name in wanted), None)
+        home = own or next((homes[name] for name in node.output if name in homes), None)
         if home is None:
             continue
         found[node.name] = home
         for name in reads(node):
-            wanted.setdefault(name, home)
+            homes.setdefault(name, home)
     return found

@@ -50,10 +50,10 @@ def markdown(rows: Sequence[ThroughputRow]) -> str:
         first[one.kind, one.runner] = one
     for kind, what in (("pp", "time to first token"), ("tg", "time between tokens")):
         found = [first.get((kind, runner)) for runner in RUNNERS]
-        told = [f"{NAMES[r.runner]} {r.call_ms:,.2f} ms" for r in found if r and r.call_ms]
+        times = [f"{NAMES[r.runner]} {r.call_ms:,.2f} ms" for r in found if r and r.call_ms]
         name = next((r.test for r in found if r), "")
-        if told:
-            lines += ["", f"{what}, {escape.markdown(name)}: {', '.join(told)}"]
+        if times:
+            lines += ["", f"{what}, {escape.markdown(name)}: {', '.join(times)}"]
     return "\n".join(lines) + "\n"
 
 

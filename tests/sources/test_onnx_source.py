@@ -125,7 +125,7 @@ def test_it_is_measured_beside_the_file_itself(
     row = manifest.latency[0]
     assert row.artifact_ms > 0 and row.plain_export_ms > 0
     assert row.pytorch_ms is None
-    assert "there is no PyTorch module" in row.reasons["pytorch"]
+    assert "without a PyTorch module" in row.reasons["pytorch"]
     assert manifest.memory[0].plain_export_mb is not None
     assert "no PyTorch" in manifest.memory[0].reasons["pytorch"]
     again = linexport.validate(manifest.artifact)
