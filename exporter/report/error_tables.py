@@ -14,7 +14,7 @@ from linexport.report.text import amount, count
 By = Literal["position", "sharpness"]
 
 NOTABLE = 0.05
-"""Share of its queries from which a weak place of a layer is told."""
+"""Share of a layer's queries from which a weak place is reported."""
 
 
 def error_tables(layers: Sequence[AttentionRow], by: By) -> list[Table]:
@@ -63,7 +63,7 @@ def _cells(
     by: By,
 ) -> list[Cell]:
     by_bounds = {(one.low, one.high): one for one in bins}
-    found = [Cell(row.name, "stays as it is" if row.reason else "", tone="code")]
+    found = [Cell(row.name, "is kept" if row.reason else "", tone="code")]
     for bound in bounds:
         one = by_bounds.get(bound)
         if one is None or one.error is None or one.uniform_error is None:

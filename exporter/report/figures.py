@@ -1,7 +1,7 @@
 """matplotlib figures -> drawings that a page holds inline, and PNG pictures.
 
 Figures are drawn in the light palette of style.css. In a drawing for a page, each of these colours
-becomes its CSS variable, so that one SVG serves light and dark. Text stays text, set in the page's
+becomes its CSS variable, so that one SVG serves light and dark. Text is text, set in the page's
 font. matplotlib is imported on the first drawing, never with this package's command line.
 """
 

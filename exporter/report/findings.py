@@ -57,7 +57,7 @@ def streaming(found: SourceInspection) -> str:
     """Return in words whether the model can stream, known before any split is tried."""
     if found.token_flow is not None and found.token_flow.mixing:
         return f"prevented: {token_flow.reason(found.token_flow)}"
-    return "nothing prevents it" if found.states else "there is no state to carry"
+    return "nothing prevents it" if found.states else "the model has no state"
 
 
 def _match(number: int, found: FoundMatch) -> dict[str, object]:
@@ -65,14 +65,14 @@ def _match(number: int, found: FoundMatch) -> dict[str, object]:
     before = drawing(found.before, f"before-{number}", "The nodes that were found")
     after = drawing(found.after, f"after-{number}", "What took their place")
     # Columns in proportion to the drawings, which so have one scale.
-    beside = before.width + after.width <= WIDEST_PAIR
+    side_by_side = before.width + after.width <= WIDEST_PAIR
     return {
         "title": summary(found.match),
         "where": found.match.where,
         "facts": facts(found.match),
         "before": Markup(before.svg),
         "after": Markup(after.svg),
-        "columns": f"{before.width:.0f}fr {after.width:.0f}fr" if beside else "1fr",
+        "columns": f"{before.width:.0f}fr {after.width:.0f}fr" if side_by_side else "1fr",
     }
 
 

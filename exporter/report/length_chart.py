@@ -120,7 +120,7 @@ def _curve(axes: Axes, one: Series, index: int, lengths: Sequence[float]) -> Non
 
 
 def _legend(figure: Figure, axes: Axes, drawn: Sequence[Series], width: int) -> None:
-    """Name the series beside the chart, from the top down as their lines end; above if narrow."""
+    """Name the series right of the chart, in the order of their last points; above if narrow."""
     handles, names = axes.get_legend_handles_labels()
     order = sorted(drawn, key=lambda one: one.points[-1].p50, reverse=True)
     found = dict(zip(names, handles, strict=True))

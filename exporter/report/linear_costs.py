@@ -94,8 +94,8 @@ def _only(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> str:
         for one in _series(rows, unit)
         if one.points
     ]
-    told = "; ".join(found) or "nothing above what was there before"
-    return f"One length was measured, {count(rows[0].length)}. {told[0].upper()}{told[1:]}."
+    summary = "; ".join(found) or "nothing above what was there before"
+    return f"One length was measured, {count(rows[0].length)}. {summary[0].upper()}{summary[1:]}."
 
 
 def _series(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> list[Series]:

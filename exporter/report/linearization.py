@@ -67,7 +67,7 @@ def print_linearization(
             console.print()
             console.print(_grid(table))
     for name, reason in _left(report):
-        console.print(f"{name} stays: {printable(reason)}", markup=False, style="yellow")
+        console.print(f"{name} is kept: {printable(reason)}", markup=False, style="yellow")
     for words in (*weak_places(report.layers), report.lengths_left_out):
         if words:
             console.print(printable(words), markup=False, style="yellow")
@@ -128,8 +128,8 @@ def _facts(report: LinearizationReport) -> dict[str, str]:
 
 def _outputs(report: LinearizationReport) -> str:
     alike = report.uniform_output_error
-    beside = "" if alike is None else f"; with all keys alike {_tiny(alike)}"
-    return f"{_tiny(report.output_error)}, relative, held out{beside}"
+    uniform = "" if alike is None else f"; with all keys alike {_tiny(alike)}"
+    return f"{_tiny(report.output_error)}, relative, held out{uniform}"
 
 
 def _short_layers(report: LinearizationReport) -> Table | None:

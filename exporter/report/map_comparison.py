@@ -61,7 +61,7 @@ def picture(result: MapComparison) -> bytes:
     with chart_style():
         charts = [map_charts.draw_error(result, over) for over in overs]
         found = [chart.figure for chart in charts if chart is not None]
-        return png_sheet("Feature maps beside softmax attention", lines, found)
+        return png_sheet("Feature maps and softmax attention", lines, found)
 
 
 def headline(result: MapComparison) -> str:
@@ -107,8 +107,8 @@ def print_comparison(result: MapComparison, console: Console) -> None:
         grid.add_row(*(printable(cell.text) for cell in row), style=style)
     console.print(grid)
     console.print(
-        "\n✓ of use, and nothing else is both nearer and faster. Denominator: the smallest, as a "
-        "share of the absolute values it sums: 1 is safe, near 0 is noise.",
+        "\n✓ nearer than a mean, and no other is nearer and faster. Denominator: the smallest, as "
+        "a share of the absolute values it sums: 1 is safe, near 0 is noise.",
         style="dim",
     )
     for name, reason in map_charts.not_compared(result).items():

@@ -96,7 +96,7 @@ def _cells(row: PlanRow) -> list[str]:
 
 
 def _error(error: float) -> str:
-    """Rounding of float64 is no error."""
+    """Return an error as text; rounding of float64 counts as zero."""
     return "0" if error < 1e-9 else amount(error)
 
 

@@ -30,7 +30,7 @@ def cases(parity: ParityRecord) -> Table | None:
 
 
 def layers(parity: ParityRecord) -> Table | None:
-    """Every layer beside the original's, where they were proven one by one."""
+    """Return the errors of every layer, where layers were proven one by one."""
     rows = [
         [
             Cell(layer.name, layer.value or ""),

@@ -64,7 +64,7 @@ def artifact_page(manifest: Manifest) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """One of the pages beside this file."""
+    """Return a page template of this package."""
     environment = Environment(
         loader=PackageLoader("linexport.report", ""),
         autoescape=True,

@@ -60,7 +60,7 @@ def _difference(record: QuantisationRecord) -> str:
 
 
 def size(record: QuantisationRecord) -> str:
-    """Return bits per weight and the model's size beside that in float32."""
+    """Return bits per weight and the model's size, with that in float32."""
     return (
         f"{record.bits_per_weight:.2f} bits a weight, {record.model_bytes / MEGABYTE:.2f} MB for "
         f"{record.float32_bytes / MEGABYTE:.2f} MB in float32"

@@ -1,4 +1,4 @@
-"""manifest -> lines on a terminal; every mark has a word beside it, so colour may be absent."""
+"""manifest -> lines on a terminal; every mark comes with a word, so colour may be absent."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def error(value: Any) -> str:
 
 
 def exact(value: object) -> str:
-    """A tensor element with the nine digits that tell float32 numbers apart."""
+    """Return a tensor element with nine digits, which identify a float32 number."""
     found = number(value)
     return plain(value) if found is None else f"{found:.9g}"
 

@@ -25,7 +25,7 @@ NOT_IN_SHORT = "it is left out of a short measurement; --bench full has it"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence and its tone: "good", "bad" or "open" (nobody knows)."""
+    """A sentence and its tone: "good", "bad" or "open" (unknown)."""
 
     tone: str
     sentence: str
@@ -140,7 +140,7 @@ def verdict(manifest: Manifest) -> Verdict:
     fast = speed(row, manifest) if row else "its speed was not measured"
     parity = manifest.parity
     if parity is None:
-        start = "Parity was not measured, so nobody knows whether "
+        start = "Parity was not measured: it is unknown whether "
         start += f"{it[0].lower()}{it[1:]} equals {whose}"
         return Verdict("open", f"{start}; {'it ' + fast if row else fast}.")
     checks = len(parity.cases)
@@ -159,7 +159,7 @@ def verdict(manifest: Manifest) -> Verdict:
     if manifest.not_built and not manifest.engines:
         return Verdict("open", f"{sentence}; {manifest.not_built}.")
     if not all(engine.checked for engine in manifest.engines):
-        return Verdict("open", f"{sentence}; nobody knows this of its engines, which were not run.")
+        return Verdict("open", f"{sentence}; its engines were not run, so their parity is unknown.")
     return Verdict("good", f"{sentence}.")
 
 
@@ -212,10 +212,10 @@ def _first(parity: ParityRecord) -> str:
 
 
 def _largest(parity: ParityRecord) -> str:
-    """Return the largest error; beside what is allowed where that is more than in float32.
+    """Return the largest error, with the tolerance where it is wider than in float32.
 
     In half precision an error may also be as large as that of the original in the same precision:
-    then it is said so, and errors beside that original are apart.
+    the text then says so, and gives the errors against that original separately.
     """
     text, limits = f"largest relative error {error(parity.max_relative_error)}", parity.tolerance
     if limits.dtype in ("float32", "float64"):
@@ -327,7 +327,7 @@ def _library_check(record: LibraryRecord) -> Check:
         return Check(
             "Library", "parity", "open", "not run", f"proven by functions; {record.reason}"
         )
-    detail = f"CPU library beside the {record.against}: {count(record.cases)} checks, "
+    detail = f"CPU library against the {record.against}: {count(record.cases)} checks, "
     detail += f"largest relative error {error(record.max_relative_error)}"
     if record.passed:
         return Check("Library", "parity", "good", "passed", detail)

@@ -183,7 +183,7 @@ def test_a_model_streams_by_the_state_of_any_op(tmp_path: Path) -> None:
     assert isinstance(found, SourceInspection)
     assert [state.op for state in found.states] == ["CausalConvWithState"]
     assert "nothing prevents it" in render_findings(found)
-    assert "there is no state to carry" in render_findings(replace(found, states=()))
+    assert "the model has no state" in render_findings(replace(found, states=()))
 
 
 def test_a_part_of_nothing_is_empty(source: Path) -> None:

@@ -67,4 +67,4 @@ def test_a_wheel_converts_in_an_environment_of_its_own(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = str(example)
     printed = run(linexport, "convert", "gated:build", "--output", "out", "--no-bench")
     assert "1 LinearAttention" in printed and "✓ passed" in printed
-    assert "CPU library beside the functions" in " ".join(printed.split())
+    assert "CPU library against the functions" in " ".join(printed.split())
