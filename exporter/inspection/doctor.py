@@ -161,7 +161,7 @@ def _module(name: str) -> JsonObject:
 
 
 def _providers() -> list[dict[str, object]]:
-    """Every provider of this ONNX Runtime and beside it, each opened and run on a tiny model."""
+    """Return every provider, in this ONNX Runtime or a plugin, opened and run on a tiny model."""
     try:
         import onnxruntime
     except ImportError:
