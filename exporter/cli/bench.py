@@ -109,7 +109,7 @@ def bench(
     newer_than: NewerThan = None,
     json: Json = False,
 ) -> None:
-    """Measure an artifact beside a plain export and eager PyTorch.
+    """Measure an artifact against a plain export and eager PyTorch.
 
     Without --prefill, --decode, --depth, --format and --plot: whole sequences, one decode step and
     peak memory. With any of them: prefill and decode in tokens a second, from a state that has

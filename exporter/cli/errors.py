@@ -1,4 +1,4 @@
-"""Errors as messages and exit codes; JSON alone on standard output where it was asked for.
+"""Errors as messages and exit codes; with --json, nothing but JSON on standard output.
 
 Exit codes: 0 done, 1 internal error, 2 usage, 3 parity or signature, 4 unsupported model,
 5 environment, 6 build, 130 interrupted, 143 terminated.

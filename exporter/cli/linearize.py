@@ -162,7 +162,7 @@ def linearize(
         bool,
         typer.Option(
             "--force",
-            help="Also replace attention by a form that is no better than the mean of its values, "
+            help="Also replace attention by a form not better than the mean of its values, "
             "and take feed-forward layers that do not pay.",
             rich_help_panel=Panel.CHECKS,
         ),

@@ -103,7 +103,7 @@ def compare(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Measure maps: error beside softmax and theory, denominators, time and memory."""
+    """Measure maps: error against softmax and theory, denominators, time and memory."""
     with guarded(json):
         from linexport.maps import compare_maps
         from linexport.maps.output_files import check_report_paths, write_comparison

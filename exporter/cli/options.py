@@ -219,7 +219,7 @@ def _with_weights_of_file(found: dict[str, Any]) -> dict[str, Any]:
         return found
     if not Path(named).is_file():
         raise UsageError(
-            f"--weights {named}: there is no such file. Expected one of "
+            f"--weights {named}: the file does not exist. Expected one of "
             f"{', '.join(declared()['weights'].words)}, or the file of a module's weights."
         )
     if found["state_dict"] is not None:

@@ -25,7 +25,7 @@ NAMES = {
     "build": "Building engines",
     "plugins": "Compiling the plugin library",
     "engines": "Running its engines",
-    "measure": "Measuring it beside plain export and PyTorch",
+    "measure": "Measuring it against plain export and PyTorch",
     "sample": "Taking queries, keys and values",
     "judge": "Comparing maps with softmax and with their theory",
     "plan": "Counting the features that the promise takes",

@@ -18,7 +18,7 @@ def sign(
     key: Annotated[Path, typer.Option(help="File of an ed25519 private key, PEM.")],
     new_key: Annotated[
         bool,
-        typer.Option("--new-key", help="Make the key first; the public one is beside it, .pub."),
+        typer.Option("--new-key", help="Make the key first, and its public key in a .pub file."),
     ] = False,
     name: Annotated[
         str | None, typer.Option(help="Name that is signed; that of the folder if none is given.")

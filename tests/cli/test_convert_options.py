@@ -49,7 +49,7 @@ def test_a_file_of_weights_that_is_not_there_is_named(
     options_of: Callable[..., ConvertOptions | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert options_of("--weights", "wieghts.pt") is None
-    assert "--weights wieghts.pt: there is no such file" in " ".join(
+    assert "--weights wieghts.pt: the file does not exist" in " ".join(
         capsys.readouterr().err.split()
     )
     Path("weights.pt").touch()
