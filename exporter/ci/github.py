@@ -1,6 +1,6 @@
 """Checks -> annotations and the step summary of a GitHub workflow.
 
-::error title=...::...      a line of output that GitHub shows beside the change
+::error title=...::...      a line of output that GitHub shows next to the change
 $GITHUB_STEP_SUMMARY        a file of Markdown that it shows with the run
 """
 

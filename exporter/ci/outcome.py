@@ -31,7 +31,7 @@ class CheckResult:
 
 
 def checks(manifest: Manifest, changes: Sequence[Change] = ()) -> list[CheckResult]:
-    """Return every check of a manifest, then those beside a baseline."""
+    """Return every check of a manifest, then the comparisons with a baseline."""
     found = [
         *_parity(manifest),
         *_streaming(manifest),
@@ -56,7 +56,7 @@ def _parity(manifest: Manifest) -> Iterator[CheckResult]:
 
 def _case(case: CaseRecord) -> str:
     sizes = ", ".join(f"{name} {size}" for name, size in case.sizes.items())
-    return f"{case.output} beside {case.reference}: {case.name}, {sizes or 'fixed sizes'}"
+    return f"{case.output} against {case.reference}: {case.name}, {sizes or 'fixed sizes'}"
 
 
 def _error(case: CaseRecord) -> str:
@@ -73,7 +73,7 @@ def _streaming(manifest: Manifest) -> Iterator[CheckResult]:
     found = streaming.reason or ("" if error is None else f"{error:.1e}")
     allowed = f"{parity.tolerance.relative:.0e}" if parity else ""
     yield CheckResult(
-        "streaming", "pieces beside whole sequences", found, allowed, streaming.passed
+        "streaming", "pieces against whole sequences", found, allowed, streaming.passed
     )
 
 

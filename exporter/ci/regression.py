@@ -1,4 +1,4 @@
-"""Latency, memory and error of an artifact beside an earlier measurement, noise allowed for.
+"""Compare latency, memory and error of an artifact with a baseline, allowing for noise.
 
 Another program on the machine slows everything down alike. So calls of the artifact take turns
 with calls of a yardstick, one matrix product, and the median of the ratios is compared:
@@ -36,7 +36,7 @@ Verdict = Literal["same", "better", "regressed", "unclear", "not compared"]
 
 @dataclass(frozen=True)
 class Change:
-    """One figure beside the baseline's; ``change`` and ``noise`` are parts of the latter."""
+    """One figure and the baseline's; ``change`` and ``noise`` are parts of the latter."""
 
     name: str
     before: float | None
@@ -49,7 +49,7 @@ class Change:
     def described(self) -> str:
         """Return both figures and the change, for people."""
         if self.before is None or self.after is None:
-            return "there is no figure to compare"
+            return "no figure to compare"
         text = f"{self.before:.4g} -> {self.after:.4g}{self.unit and ' ' + self.unit}"
         if self.change is None:
             return text
@@ -57,7 +57,7 @@ class Change:
 
 
 def compare_figures(before: Figures, after: Figures, meter: Meter, limit: float) -> list[Change]:
-    """Return every figure beside the baseline's.
+    """Return every figure with the baseline's.
 
     Args:
         before: the baseline.

@@ -24,7 +24,7 @@ from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
 @dataclass(frozen=True)
 class Files:
-    """Files that a validation reads and writes; None for those that nobody asked for.
+    """Files that a validation reads and writes; None for those not requested.
 
     Attributes:
         junit: XML to write.
@@ -54,7 +54,7 @@ def validate_and_report(
     record: bool = False,
     trust: Trust | None = None,
 ) -> tuple[Manifest, list[Change], list[outcome.CheckResult]]:
-    """Check an artifact again, beside a baseline too where one is given.
+    """Check an artifact again, and compare it with a baseline if one is given.
 
     Args:
         artifact: the folder.
@@ -71,11 +71,11 @@ def validate_and_report(
         trust: whose artifacts are checked; None for anybody's.
 
     Returns:
-        The manifest, the changes beside the baseline, and all checks.
+        The manifest, the changes from the baseline, and all checks.
 
     Raises:
         UsageError: see ``linexport.validate``; or a baseline that cannot be read or written, or is
-            asked for with another provider than the CPU.
+            requested with another provider than the CPU.
     """
     if execution != CPU_ONLY and (files.baseline or files.new_baseline):
         raise UsageError(
