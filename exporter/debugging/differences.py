@@ -112,7 +112,7 @@ class Differences:
             yield (
                 "first state",
                 f"{state.name}{after}, computed by {state.node}: relative error "
-                f"{state.max_relative_error:.1e} beside {state.beside}",
+                f"{state.max_relative_error:.1e} against {state.beside}",
             )
         if self.repro is not None:
             yield "repeat it", f"python {self.repro}/run.py"

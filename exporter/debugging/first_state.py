@@ -1,4 +1,4 @@
-"""The first state that differs, beside the original's or beside the standard form of its op.
+"""Find the first state that differs from the original's or from its op's standard form.
 
     the original returns it      compared as it is
     an op of the artifact does   the op's standard operators, on the original's inputs of the node
@@ -40,15 +40,15 @@ def first_state(
         if state.growing_axis is not None or state.present not in got:
             continue
         node, output = _writer(both, state.present)
-        beside, value = "the original's", both.original.get([state.present]).get(state.present)
+        reference, value = "the original's", both.original.get([state.present]).get(state.present)
         if value is None:
-            beside = "that of standard operators, given the original's inputs"
+            reference = "that of standard operators, given the original's inputs"
             value = _defined(both, node, output, model)
         if value is None or value.shape != got[state.present].shape:
             continue
         result = compare_arrays(value, got[state.present], both.tolerance)
         if not result.passed:
-            return StateFinding(state.present, node.name, result.max_relative_error, beside)
+            return StateFinding(state.present, node.name, result.max_relative_error, reference)
     return None
 
 

@@ -1,7 +1,7 @@
 """Time and error of every node, as node data of Model Explorer.
 
     DIR/times.json     microseconds of a node
-    DIR/errors.json    largest error of a node's value beside the original's, relative to the
+    DIR/errors.json    largest error against the original's value of the node, relative to the
                        largest element
 
 Source: https://github.com/google-ai-edge/model-explorer, "Custom node data"; keys are names of
