@@ -24,7 +24,7 @@ class LinexportError(Exception):
         return shown(super().__str__())
 
 
-class StoppedAfterPass(LinexportError):  # noqa: N818 - not a failure: it was asked for
+class StoppedAfterPass(LinexportError):  # noqa: N818 - not a failure: the user requested it
     """A conversion that ended after the pass its user named; no artifact was made."""
 
     exit_code = 0

@@ -2,7 +2,7 @@
 
 The C library keeps freed blocks, and the many weights of a model leave them scattered. Values that
 are read once in a while need not be resident in between: *memory-mapped* ones are in an unnamed
-file, whose pages the system reads when they are touched and drops when it is told to, without
+file, whose pages the system reads when they are touched and drops on request, without
 losing what was written there.
 """
 

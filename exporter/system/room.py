@@ -46,7 +46,7 @@ def temporary() -> Path:
 
 
 def check(needs: Needs) -> None:
-    """Refuse work for which there is no room.
+    """Refuse work that needs more memory or disk than is free.
 
     Raises:
         EnvironmentProblemError: names what is short, how much there is and what to do.

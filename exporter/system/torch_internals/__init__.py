@@ -74,7 +74,8 @@ class Internal:
     def gone(self, name: str) -> EnvironmentProblemError:
         """Return the error for a name that its module does not have."""
         return EnvironmentProblemError(
-            f"There is no {self.module}.{name}, by which linexport {self.purpose}. {TORCH.advice()}"
+            f"{self.module}.{name}, by which linexport {self.purpose}, does not exist. "
+            f"{TORCH.advice()}"
         )
 
     def holder(self) -> tuple[object, str] | None:

@@ -3,8 +3,8 @@
 A small model took half of the time of its translation for work that does not depend on it:
 
 - The source of some 500 translations is parsed for every export, always with the same outcome.
-- The composite operators are asked of the dispatcher once for each namespace of operators, some
-  thirty times, for each of two tables, and replaced on every kind of device that torch knows.
+- The composite operators are looked up in the dispatcher once for each namespace of operators,
+  some thirty times, for each of two tables, and replaced on every kind of device that torch knows.
 - The pass that makes casts explicit computes every value of the program again, to know its type.
   The program states it.
 - Results of operators on fake tensors are kept and looked up by their inputs. Where sizes are

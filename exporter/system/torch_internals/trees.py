@@ -1,4 +1,4 @@
-"""Nests of inputs and outputs as torch.export takes them apart: lists, dicts, own classes."""
+"""Flatten inputs and outputs as torch.export does: lists, dicts, registered classes."""
 
 from __future__ import annotations
 
