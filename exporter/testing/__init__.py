@@ -112,7 +112,7 @@ class ParityTest:
             pytest.fail.Exception: they differ; with the first layer, token and state that do.
             UsageError: arguments that nobody could convert.
         """
-        from linexport.testing.comparison import WantedParity, problems
+        from linexport.testing.comparison import ExpectedParity, problems
 
         own = {
             "lengths": lengths,
@@ -121,7 +121,7 @@ class ParityTest:
             "streaming": streaming,
             "target": target,
         }
-        wanted = WantedParity.of(
+        expected = ExpectedParity.of(
             {**self.defaults, **{n: x for n, x in own.items() if x is not None}}
         )
         self.count += 1
@@ -130,7 +130,7 @@ class ParityTest:
         if dynamic_shapes is not None:
             result = (model, args, kwargs, dynamic_shapes)
         with _without_traces_of_torch():
-            manifest, found = problems(result, place, wanted)
+            manifest, found = problems(result, place, expected)
         if found:
             pytest.fail("\n".join(found), pytrace=False)
         return manifest

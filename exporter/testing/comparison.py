@@ -1,4 +1,4 @@
-"""module, what is wanted of it -> its artifact, and lines on how it differs."""
+"""module, expected parity -> its artifact, and lines on how it differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from linexport.system.json_object import JsonObject
 
 
 @dataclass(frozen=True)
-class WantedParity:
+class ExpectedParity:
     """Keywords of the fixture; see ``linexport.testing.ParityTest``."""
 
     lengths: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class WantedParity:
     target: str = "ort"
 
     @classmethod
-    def of(cls, given: JsonObject) -> WantedParity:
+    def of(cls, given: JsonObject) -> ExpectedParity:
         """Return keywords as they were written, checked.
 
         Raises:
@@ -56,20 +56,20 @@ class WantedParity:
         return cls(**found)
 
 
-def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, list[str]]:
+def problems(result: Any, place: Path, expected: ExpectedParity) -> tuple[Manifest, list[str]]:
     """Convert a module and say how the artifact differs from it.
 
     Args:
         result: the module, its example arguments and, if given, its dynamic shapes.
         place: folder of the artifact.
-        wanted: what it is compared on.
+        expected: what it is compared on.
 
     Returns:
         The manifest, and lines; none where nothing differs.
     """
     loaded, name = load_object(result), type(result[0]).__name__
-    checks = Checks(ChosenSizes(wanted.lengths, wanted.batch), wanted.tolerance)
-    config = ConvertOptions(target=wanted.target, bench=False)
+    checks = Checks(ChosenSizes(expected.lengths, expected.batch), expected.tolerance)
+    config = ConvertOptions(target=expected.target, bench=False)
     manifest = convert_checked(loaded, place, config, checks)
     streams = manifest.streaming is not None and manifest.streaming.passed is True
     lines: list[str] = []
@@ -78,9 +78,9 @@ def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, 
         wrong = [case for case in manifest.parity.cases if not case.passed]
         lines.append(f"The ONNX model of {name} differs from it.")
         lines += [f"  {_case(case)}" for case in wrong[:4]]
-        found = debug(manifest.artifact, source=loaded, tolerance=wanted.tolerance)
+        found = debug(manifest.artifact, source=loaded, tolerance=expected.tolerance)
         lines += [f"  {topic:<12}  {text}" for topic, text in found.lines()]
-    elif wanted.streaming and not streams:
+    elif expected.streaming and not streams:
         lines = [f"The ONNX model of {name} does not stream: {manifest.why_stateless}"]
     return manifest, lines
 
@@ -91,4 +91,4 @@ def _case(case: CaseRecord) -> str:
         how = "not finite" if case.reason is None else case.reason
     else:
         how = f"relative error {case.max_relative_error:.1e}"
-    return f"{case.output} beside {case.reference}, {case.name} inputs, {sizes}: {how}"
+    return f"{case.output} against {case.reference}, {case.name} inputs, {sizes}: {how}"
