@@ -132,7 +132,7 @@ def with_library_checked(
 def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
     """Say whether parity is that of the library, which may have opened what was tested.
 
-    What is known of it stays where it is not built, or switched off.
+    The recorded result is kept where the library is not built, or switched off.
     """
     computed = fits_library(manifest) and tested.execution == CPU_ONLY
     if not computed or manifest.parity is None:

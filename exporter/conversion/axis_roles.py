@@ -52,7 +52,7 @@ def corrected(
 
 
 def _other(known: Mapping[str, DimRange], lengths: frozenset[str]) -> str:
-    """Return the one dimension beside that of all tokens; "" where there is not one of each."""
+    """Return the one dimension other than that of all tokens; "" where there is not one of each."""
     others = known.keys() - lengths
     return others.pop() if len(others) == len(lengths) == 1 and lengths <= known.keys() else ""
 

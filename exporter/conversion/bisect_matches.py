@@ -31,7 +31,7 @@ def blamed(matches: Sequence[str], passes: Callable[[frozenset[str]], bool]) -> 
         return passes(left_out)
 
     def search(suspects: Sequence[str], left_out: frozenset[str]) -> frozenset[str]:
-        """Bisect: return the suspects whose removal, beside ``left_out``, makes the model pass."""
+        """Bisect: return the suspects whose removal, with ``left_out``, makes the model pass."""
         if len(suspects) == 1 or trials >= TRIALS:
             return frozenset(suspects)
         half = len(suspects) // 2

@@ -58,7 +58,7 @@ class Job:
         ranges: the user's ranges of dimensions.
         folder: where everything is written.
         watch: shown the stages.
-        dump: receives the graph around every pass; None: nobody asked for it.
+        dump: receives the graph around every pass; None: not requested.
         checks: what it is checked on.
         portable: nodes of the rewritten graph that are lowered to standard operators whatever the
             target prefers, with the reason.
@@ -98,13 +98,13 @@ class Job:
         )
 
     def open_tower(self) -> targets.InferenceSession:
-        """The vision tower beside the model."""
+        """Open the artifact's vision tower."""
         return self.target.open(
             self.folder / VISION, threads=self.options.threads, taking_turns=True
         )
 
     def open_predictor(self, native: bool) -> targets.InferenceSession:
-        """The head for multi-token prediction beside the model."""
+        """Open the artifact's head for multi-token prediction."""
         return self._opened(self.folder / MTP, native)
 
     def open_changed_predictor(self, change: Change, native: bool) -> targets.InferenceSession:
@@ -116,7 +116,7 @@ class Job:
 class TracedOriginal:
     """A loaded and traced model, with the ranges its dimensions may take in the artifact.
 
-    ``vision`` is the tower written beside it, and ``mtp`` the head for multi-token prediction.
+    ``vision`` is the tower written with it, and ``mtp`` the head for multi-token prediction.
     """
 
     loaded: LoadedModel

@@ -38,12 +38,12 @@ from linexport.system.progress import Progress
 LONGEST = 2**20
 """Bytes of one message that are read."""
 PATIENCE = 5.0
-"""Seconds the child has to end once it was told to."""
+"""Seconds the child has to end after the request."""
 
 
 @dataclass
 class _Heard:
-    """State of the child process as far as its messages have told it."""
+    """State of the child process as known from its messages."""
 
     confined: IsolationRecord | None = None
     stage: str = "start"
@@ -89,8 +89,8 @@ def run(
             )
             for message in _messages(channel, deadline, options):
                 _hear(heard, message, progress)
-            told = heard.done or heard.error is not None
-            code = 0 if told else _exit_code(process)
+            ended = heard.done or heard.error is not None
+            code = 0 if ended else _exit_code(process)
     for dump in dumps:
         _check(Path(dump), nested=True)
     if not heard.done:

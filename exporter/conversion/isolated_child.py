@@ -28,8 +28,8 @@ _OUT_OF_MEMORY = re.compile("an(not|'t) allocate memory|bad_alloc|bad allocation
 """In messages of the system, of PyTorch and of C++."""
 
 
-class _Told(Silent):
-    """Tells the parent of stages."""
+class _Parent(Silent):
+    """Sends the stages to the parent process."""
 
     def __init__(self, channel: int) -> None:
         self.channel = channel
@@ -49,7 +49,7 @@ class _Told(Silent):
 def main() -> None:
     """Run one conversion as standard input describes it."""
     config = json.load(sys.stdin)
-    told = _Told(int(sys.argv[1]))
+    parent = _Parent(int(sys.argv[1]))
     os.dup2(2, 1)  # what the model prints is not the result
     options, folder = config["options"], Path(config["folder"])
     limits = sandbox.ProcessLimits(options["max_memory"], options["max_file"])
@@ -60,30 +60,30 @@ def main() -> None:
         [Path(path) for path in config["readable"]],
         {controller: Path(path) for controller, path in config["groups"].items()},
     )
-    told.tell(confined=asdict(confined))
+    parent.tell(confined=asdict(confined))
     memory.own_process()
     try:
         with shown_as_flags():  # what is made of another error's message, too
-            _convert(config["source"], options, folder, told)
+            _convert(config["source"], options, folder, parent)
     except BaseException as error:
         if _out_of_memory(error):
-            told.tell(error="MemoryError", message="")
+            parent.tell(error="MemoryError", message="")
             return
         lines = str(error).strip().splitlines() or ["no message"]
         known = _is_ours(error)
-        told.tell(error=type(error).__name__, message=_as_written(error) if known else lines[0])
+        parent.tell(error=type(error).__name__, message=_as_written(error) if known else lines[0])
     else:
-        told.tell(done=True)
+        parent.tell(done=True)
 
 
-def _convert(source: str, given: JsonObject, folder: Path, told: _Told) -> None:
+def _convert(source: str, given: JsonObject, folder: Path, parent: _Parent) -> None:
     # Imported here: namespaces want a process with one thread.
     from linexport.conversion.pipeline import job_of
     from linexport.conversion.publish import write_reports
     from linexport.conversion.run import run
     from linexport.manifest import ConvertOptions
 
-    job = job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
+    job = job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, parent)
     write_reports(folder, run(job))
 
 

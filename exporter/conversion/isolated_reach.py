@@ -87,12 +87,12 @@ def _model(source: str) -> list[str]:
     if path.is_dir():
         whole = path.resolve()
         base = model_folder(path)
-        # Files of a snapshot in the Hugging Face cache are links to the blobs beside it.
+        # Files of a snapshot in the Hugging Face cache are links to its blobs folder.
         blobs = [whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else []
         others = [] if base == path else _model(str(base))
         return [*(str(place) for place in (whole, *blobs)), *others]
     try:
-        beside = recognise(path) is Kind.ONNX  # its weights may be in files beside it
+        has_data = recognise(path) is Kind.ONNX  # its weights may be in files of the folder
     except UsageError:
-        beside = False
-    return [str(path.resolve().parent if beside else path.resolve())]
+        has_data = False
+    return [str(path.resolve().parent if has_data else path.resolve())]

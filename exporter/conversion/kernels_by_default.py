@@ -26,7 +26,7 @@ def with_kernels_compared(manifest: Manifest, tested: ModelUnderTest, model: Pat
 
     Args:
         manifest: of the artifact.
-        tested: the same beside its original.
+        tested: the same with its original.
         model: the artifact's model file.
     """
     loaded, module = tested.loaded, tested.loaded.module

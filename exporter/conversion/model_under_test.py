@@ -25,14 +25,14 @@ def model_under_test(
     open_tower: Callable[[], InferenceSession] | None = None,
     open_changed: OpenChanged | None = None,
 ) -> ModelUnderTest:
-    """The converted model of a manifest beside its original.
+    """Return the converted model of a manifest with its original.
 
     Args:
         manifest: of the artifact.
         loaded: the original.
         open_session: opens the artifact's model.
         inside: the coarsest dtype that the original computes in; None for that of the last check.
-        open_tower: opens the vision tower beside it, where there is one.
+        open_tower: opens the artifact's vision tower, if it has one.
         open_changed: opens the artifact's model with its graph changed.
     """
     if inside is None:

@@ -1,8 +1,8 @@
-"""Divergence of finer weights, measured where those asked for are past ``--max-kld``.
+"""Divergence of finer weights, measured where the requested weights exceed ``--max-kld``.
 
     int4 -> int8 -> bf16 -> fp16     one after another, until one is within the limit
 
-What fewer bits lose does not say what more would: activations are rounded to int8 beside weights of
+What fewer bits lose does not say what more would: activations are rounded to int8 with weights of
 4 and of 8 bits alike, and on some models that is nearly all of the divergence. Weights of 8 bits
 are rounded to the nearest value here; ``--weights int8`` takes longer, and loses less.
 """
@@ -47,7 +47,7 @@ def with_alternatives(
     """Measure the finer choices of weights where the divergence is past its limit.
 
     Args:
-        record: with the divergence of the choice that was asked for.
+        record: with the divergence of the requested weights.
         model: the float32 model.
         quantiser: of its weights.
         rewrite: writes integer weights.

@@ -178,7 +178,7 @@ def convert(
 
     Raises:
         UsageError: the source is something else, or an option does not go with it.
-        StoppedAfterPass: it was asked for by ``stop_after``.
+        StoppedAfterPass: ``stop_after`` requests it.
         LinexportError: see its subclasses; nothing is left behind.
     """
     given = locals()
@@ -219,7 +219,7 @@ def convert_checked(
     checks: Checks,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Convert a model, or one that is loaded, and check it as told; else like ``convert``."""
+    """Convert a source or a loaded model, with other checks; else like ``convert``."""
     place = Path(output)
     if config.bench not in get_args(BenchExtent):
         expected = ", ".join(get_args(BenchExtent))
@@ -253,7 +253,7 @@ def convert_checked(
 def _quantised(
     source: str | Path | LoadedModel, place: Path, config: ConvertOptions, progress: Progress | None
 ) -> Manifest:
-    """Convert to float32 beside the output, prove that, and quantise it."""
+    """Convert to float32 in a folder next to the output, prove that, and quantise it."""
     check_quantisation(config.weights, config.target, config.max_kld)
     check_drop(config.evaluate, config.max_drop)
     metric = as_metric(config.evaluate, config.lower_is_better)

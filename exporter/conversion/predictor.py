@@ -62,7 +62,7 @@ def with_predictor_checked(
 
     Args:
         manifest: of the artifact.
-        tested: its model beside the original.
+        tested: its model with the original.
         open_head: opens the artifact's.
         open_changed: opens it with its graph changed.
         seed: of the random inputs.

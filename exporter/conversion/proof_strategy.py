@@ -2,7 +2,7 @@
 
 --proof given              that, or an error that names what cannot
 memory for the whole       whole
-memory for the layers      layers, and the user is told
+memory for the layers      layers, and a message says so
 neither                    an error with the numbers
 """
 

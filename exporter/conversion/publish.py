@@ -30,7 +30,8 @@ def check_place(place: Path, overwrite: bool, source: str | Path) -> None:
 def publish(folder: Path, place: Path, manifest: Manifest) -> Manifest:
     """Write both reports into a staged folder and move it to its place.
 
-    A failed artifact goes beside one that is there. Returns the manifest, which says where.
+    A failed artifact does not replace an existing one, but goes next to it. Returns the manifest,
+    which says where.
 
     Raises:
         BuildError: ``load`` would refuse the artifact.

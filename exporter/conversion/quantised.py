@@ -1,4 +1,4 @@
-"""A quantised artifact beside its original in PyTorch."""
+"""Compare a quantised artifact with its original in PyTorch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_quantisation_checked(
 
     Args:
         manifest: of the artifact.
-        tested: the artifact beside its original.
+        tested: the artifact with its original.
         folder: of the artifact.
         data: text to compare on; None for that of the conversion.
         threads: 0 for ONNX Runtime's choice.
@@ -60,7 +60,7 @@ def with_quantisation_checked(
 
 
 def _text_again(recorded: TextRecord | None) -> tuple[Path | None, str]:
-    """Return the recorded text if it is still the same, else what to say beside other text."""
+    """Return the recorded text if it is still the same, else a note that the text differs."""
     if recorded is None:
         return None, ""
     place = Path(recorded.location)

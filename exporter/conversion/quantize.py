@@ -188,7 +188,7 @@ def check_head(weights: str, max_kld: float | None, head: HeadName | None) -> No
     """Refuse ``auto`` and a limit of the divergence for a model that is not a language model.
 
     Raises:
-        UsageError: one is asked for a model with another head, or none.
+        UsageError: one is requested for a model with another head, or none.
     """
     if head == "causal_lm":
         return

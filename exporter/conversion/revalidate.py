@@ -1,4 +1,4 @@
-"""Checking and measuring an artifact again, beside its original."""
+"""Check and measure an artifact again, against its original."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def validate(
 ) -> Manifest:
     """Check an artifact against its original again.
 
-    The folder stays as it is, unless the outcome is to be recorded.
+    The folder is not changed, unless the outcome is to be recorded.
 
     Args:
         artifact: the folder.
@@ -192,7 +192,7 @@ def _validate_quantised(
 ) -> Manifest:
     """Compare with the original on text; parity and streaming stay those of the float32 graph.
 
-    The head for multi-token prediction stays in float32, and is compared as always.
+    The head for multi-token prediction is in float32, and is compared as always.
     """
     folder = checked.folder
     with watch.stage("compare"):
@@ -218,7 +218,7 @@ def bench(
     strict: bool = False,
     trust: Trust | None = None,
 ) -> Manifest:
-    """Measure an artifact beside its baselines again, and write the outcome to its manifest.
+    """Measure an artifact and its baselines again, and write the outcome to its manifest.
 
     Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths. With a
     ``workload`` its prefill and decode are measured, and nothing else. The baselines run on the
@@ -277,7 +277,7 @@ def reopen(
     watch: Stopwatch,
     execution: Execution = CPU_ONLY,
 ) -> parity.ModelUnderTest:
-    """Open an artifact, also one that failed a check, beside its original.
+    """Open an artifact, also one that failed a check, with its original.
 
     Arguments and errors are those of ``validate``; ``watch`` is shown the stage, and ``execution``
     is the provider.

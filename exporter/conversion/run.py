@@ -298,7 +298,7 @@ def _build(
     dims: Mapping[str, dimensions.DimRange],
     manifest: Manifest,
 ) -> Manifest:
-    """Engines beside the model."""
+    """Build the engines of the model."""
     engines = build(_converted(job, dims, manifest))
     sizes = {e.file: (job.folder / e.file).stat().st_size for e in engines}
     files = {e.file: FileRecord(sizes[e.file], e.sha256) for e in engines}
@@ -312,7 +312,7 @@ def _prepare(
     dims: Mapping[str, dimensions.DimRange],
     manifest: Manifest,
 ) -> Manifest:
-    """Write the files that build engines on other machines beside the model."""
+    """Write the files that build the model's engines on other machines."""
     prepared = assemble(_converted(job, dims, manifest))
     names = [prepared.plugin_source, prepared.script, *prepared.loaders]
     files = {name: file_record(job.folder / name) for name in names if name is not None}

@@ -1,7 +1,7 @@
 """Weights that two models of a folder have: one keeps them, and the other names their place.
 
-Weights in a file beside ``model.onnx`` are shared with the head for multi-token prediction, which
-has the same embeddings and output layer.
+Weights in the data file of ``model.onnx`` are shared with the head for multi-token prediction,
+which has the same embeddings and output layer.
 """
 
 from __future__ import annotations

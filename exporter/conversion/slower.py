@@ -1,7 +1,7 @@
 """Warnings of an artifact that is slower than the plain export, measured or by counts.
 
-    measured        its median time beside that of the plain export, at every length
-    not measured    its work beside that of the graph it came from, see ``timing.work``
+    measured        its median time over that of the plain export, at every length
+    not measured    its work over that of the graph it came from, see ``timing.work``
 
 A rewrite is worth it where it is faster, or where it gives the states by which a model streams. One
 that is neither is a fault; one that costs time for its states is the user's to know of.
@@ -63,7 +63,7 @@ def with_work_counted(
 
     Args:
         manifest: of the artifact.
-        tested: the same beside its original.
+        tested: the same with its original.
         traced: the original's graph.
         model: the artifact's model file.
         seed: of the inputs.

@@ -122,7 +122,7 @@ def _rewritten(
             )
         raise StoppedAfterPass(
             f"Stopped after the pass {stop}, as --stop-after asks; no artifact was made. The graph "
-            f"is {dump.folder / passes.RESULT}, the difference that each pass made beside it."
+            f"is {dump.folder / passes.RESULT}, and the folder has the difference of each pass."
         )
     return rewritten
 

@@ -1,4 +1,4 @@
-"""A further model of a source -> a file beside ``model.onnx``."""
+"""Write a further model of a source next to ``model.onnx``."""
 
 from __future__ import annotations
 
