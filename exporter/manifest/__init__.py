@@ -1,4 +1,4 @@
-"""The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
+"""The manifest of an artifact: typed records, their JSON, its schema, and options."""
 
 from linexport.manifest.file_names import DATA, LANGUAGE_FILES, MANIFEST, MODEL, REPORT
 from linexport.manifest.folder import (

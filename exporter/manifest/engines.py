@@ -1,4 +1,4 @@
-"""Records of TensorRT engines beside the model."""
+"""Records of the TensorRT engines of a model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EngineRecord:
         note: what the user should know of the build.
         checked: it equals the original; None where it was not run.
         reason: why not.
-        max_relative_error: its largest error beside the original.
+        max_relative_error: its largest error against the original.
         latency: a row per length, where it was timed.
     """
 

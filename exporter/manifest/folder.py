@@ -36,7 +36,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of an artifact folder.
 
     Raises:
-        UsageError: there is no folder, no manifest, or not one this version reads.
+        UsageError: the folder or its manifest is missing, or this version cannot read it.
     """
     path = folder / MANIFEST
     try:

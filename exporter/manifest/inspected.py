@@ -41,7 +41,7 @@ class DrawnNode:
         op: its operator; for an input or output, its name.
         note: what distinguishes it from others of its kind: an attribute or a constant; or "".
         shape: of its first output, for people; "" where it is not known.
-        role: "inside" the nodes asked for, "outside" next to them, "input" or "output".
+        role: "inside" the requested nodes, "outside" next to them, "input" or "output".
     """
 
     id: str
@@ -61,7 +61,7 @@ class GraphPart:
 
 @dataclass(frozen=True)
 class FoundMatch:
-    """A linear attention that was fused, and the graph around it, where drawings were asked for."""
+    """A linear attention that was fused, and the graph around it, where drawings were requested."""
 
     match: MatchRecord
     before: GraphPart | None = None
@@ -81,7 +81,7 @@ class FoundCandidate:
         reason: the condition that failed.
         nodes: the nodes that the reason is about; empty where a proof failed.
         line: the line of the model's source, where the exporter kept it.
-        before: the graph around them, where drawings were asked for.
+        before: the graph around them, where drawings were requested.
     """
 
     where: str
@@ -117,7 +117,7 @@ class OpRecord:
     details: str
 
     def to_json(self) -> dict[str, object]:
-        """Return one flat object: attributes and sizes stand beside the names."""
+        """Return one flat object: attributes and sizes are fields like the names."""
         named = {"node": self.node, "op": self.op}
         return {**named, **self.attributes, **self.sizes, "details": self.details}
 

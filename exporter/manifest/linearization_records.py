@@ -63,7 +63,7 @@ class AttentionSite:
         keys: keys of it.
         memory: keys and values are the same for every row.
         projection: name of the parameter that the output is multiplied with next, if any is.
-        reason: why it stays as it is; None where it was, or can be, replaced.
+        reason: why it is kept; None where it was, or can be, replaced.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ErrorBin:
     """Errors of some of the queries.
 
     Attributes:
-        low: bound of what they are told apart by.
+        low: lower bound of the quantity that they are binned by.
         high: likewise.
         queries: how many there are.
         error: of the form; None where the attention's own output is zero.
@@ -103,7 +103,7 @@ class ErrorBin:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRow(AttentionSite):
-    """A call, and the form that took its place, or that was made and is no better than the mean.
+    """A call, and the form that took its place, or one not better than the mean.
 
     Attributes:
         map: feature map of the form; None for other forms, and where none was made.
@@ -151,7 +151,7 @@ class AttentionRow(AttentionSite):
     def judged_errors(self) -> tuple[float, float] | None:
         """Errors of the form and of attending to all keys alike that it is judged by.
 
-        After distillation those of what was learned, with a locality those beside exact masked
+        After distillation those of what was learned, with a locality those against exact masked
         attention. None where no form was made.
         """
         pairs = (
@@ -182,7 +182,7 @@ class FeedForwardRow:
 
     Attributes:
         name: path of the linear layer.
-        reason: why it stays; None where it was replaced. Fields below are then of its form.
+        reason: why it is kept; None where it was replaced. Fields below are then of its form.
         form: "least-squares", "low-rank", "chebyshev", "bernstein" or "taylor".
         activation: its name.
         degree: of the polynomials.
@@ -228,7 +228,7 @@ class FeedForwardRow:
     def pays(self) -> bool | None:
         """Return whether it is faster at some number of rows or, untimed, has fewer multiply-adds.
 
-        None where the layer stays.
+        None where the layer is kept.
         """
         if self.times is not None:
             return any(one.factor < 1 for one in self.times)
@@ -236,7 +236,7 @@ class FeedForwardRow:
 
     @property
     def cost_factor(self) -> float | None:
-        """Multiply-adds over those of before; None where it stays."""
+        """Multiply-adds over those of before; None where it is kept."""
         if self.multiply_adds is None or not self.multiply_adds_before:
             return None
         return self.multiply_adds / self.multiply_adds_before
@@ -247,8 +247,8 @@ class DistillationRecord:
     """Fine-tuning of the forms by the outputs of the original's layers.
 
     Attributes:
-        steps: taken of those asked for; the weights kept are those of ``best_step``.
-        asked: for.
+        steps: taken; the weights kept are those of ``best_step``.
+        asked: largest number of steps.
         best_step: with the smallest held-out loss.
         before: held-out loss of the forms as they were made.
         after: the smallest.
@@ -319,7 +319,7 @@ class FormCosts:
         memory: None where it was not measured.
         crossover: measured length from which the linear form is the faster one; None: never.
         reason: why nothing was measured.
-        lengths_left_out: why lengths that were asked for were not measured.
+        lengths_left_out: why requested lengths were not measured.
         over: what lengths are: tokens of a sequence, or rows at once of a model without one.
     """
 

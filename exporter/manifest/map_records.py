@@ -13,7 +13,7 @@ class MapDescription:
     Attributes:
         map: its name.
         kernel: formula of phi(q) . phi(k).
-        exactness: of the features beside that kernel.
+        exactness: of the features as an estimate of that kernel.
         features: M with default options at one head width; None with a ``note``.
         positive: phi >= 0.
         kernel_positive: phi(q) . phi(k) >= 0.
@@ -151,7 +151,7 @@ class MapMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class MapComparison(MapMeasurement):
-    """Feature maps measured beside softmax attention, on the same queries, keys and values.
+    """Feature maps and softmax attention, measured on the same queries, keys and values.
 
     Attributes:
         rows: one for each map and number of features.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProofRecord:
-    """The original nodes beside the fused ones, on random inputs.
+    """The original nodes compared with the fused ones, on random inputs.
 
     Attributes:
         sizes: the dynamic sizes of each run, by symbol.
@@ -34,11 +34,11 @@ class MatchRecord:
         key_heads: heads of the key.
         d_k: width of a head of query and key.
         d_v: width of a head of the value.
-        query_map: kind of the feature map in front of the query; None where whatever computes the
-            query stays as it was.
+        query_map: kind of the feature map in front of the query; None where the nodes that compute
+            the query were kept.
         key_map: the same of the key.
         map_proven_to: the largest |x| up to which that map equals the nodes it stands for: all of
-            float32 for elementwise maps and polynomials; None where there is no map.
+            float32 for elementwise maps and polynomials; None without a map.
         masked: the fused node takes a key mask.
         replaced: names of the nodes that were removed, in graph order.
         added: names of the nodes that took their place.

@@ -1,4 +1,4 @@
-"""Records of what was measured: latency, the decode step and memory, beside the baselines."""
+"""Records of measurements: latency, decode step and memory, with those of the baselines."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PreparedRecord:
     loaders: tuple[str, ...]
 
     def described(self, built: Collection[int]) -> str:
-        """Return in words what there is no engine of; ``built`` are compute capabilities."""
+        """Return in words which GPUs lack an engine; ``built`` are compute capabilities."""
         left = [gpu.sm for gpu in self.gpus if gpu.sm not in built]
         if not left:
             return "an engine was built for every GPU it was prepared for"

@@ -105,7 +105,7 @@ class DenominatorRecord:
 
 @dataclass(frozen=True)
 class GreedyRecord:
-    """Greedy decoding of a language model beside the original.
+    """Greedy decoding of a language model, compared with the original's.
 
     Attributes:
         steps: tokens written in each row.
@@ -168,7 +168,7 @@ class HistogramRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """A layer beside the original's, both run on what the original's layers before compute.
+    """A layer compared with the original's, both run on outputs of the original's earlier layers.
 
     Attributes:
         name: of the submodule of the original; what follows the last one has a name of its own.
@@ -185,7 +185,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class ParityRecord:
-    """The artifact's outputs beside the original's over all cases.
+    """The artifact's outputs compared with the original's over all cases.
 
     Attributes:
         passed: every case passed and there was one; so did greedy decoding.
@@ -199,7 +199,7 @@ class ParityRecord:
         first_divergence: first wrong value of the graph, for a failure.
         histogram: errors of all elements.
         layers: of a proof by layers, in which the whole was not run; else empty.
-        padded_original: largest error of the original's own padded rows beside each row alone, for
+        padded_original: largest error of the original's own padded rows against each row alone, for
             a language model; None where they were not run. The artifact follows the row alone.
     """
 
@@ -270,7 +270,7 @@ class TokenFlowRecord:
 
 @dataclass(frozen=True)
 class StreamingRecord:
-    """A sequence fed in pieces beside the same sequence fed whole.
+    """A sequence fed in pieces, compared with the same sequence fed whole.
 
     Attributes:
         passed: they agree; None where there is nothing to stream.
@@ -289,7 +289,7 @@ class StreamingRecord:
 
 @dataclass(frozen=True)
 class LibraryRecord:
-    """The CPU library's results beside those of the functions or of the original.
+    """The CPU library's results, compared with those of the functions or of the original.
 
     Parity and streaming of a conversion are of the functions that nodes carry, which run anywhere.
 

@@ -27,7 +27,7 @@ class PositionDivergence:
 
 @dataclass(frozen=True)
 class TokenDivergenceRecord:
-    """Next-token distributions of a quantised language model beside those of the float32 one.
+    """Next-token distributions of a quantised language model against those of the float32 one.
 
     Attributes:
         tokens: positions compared.
@@ -60,11 +60,11 @@ class DriftRecord:
     """Largest relative errors, each over the largest magnitude of the value it is compared with.
 
     Attributes:
-        streaming: outputs and states of split sequences beside whole ones, activations in float32.
+        streaming: outputs and states of split sequences against whole ones, activations in float32.
         streaming_integer: the same with activations rounded to int8, as the artifact runs.
         tolerance: largest error allowed of split sequences with activations in float32.
-        states: by name, states of the quantised model beside those of the float32 one.
-        split_states: by name, states after a split sequence beside those after the whole one, as
+        states: by name, states of the quantised model against those of the float32 one.
+        split_states: by name, states after a split sequence against those after the whole one, as
             the artifact runs. Earlier versions did not write them.
     """
 
@@ -101,7 +101,7 @@ class QuantisedTensorRecord:
 
 @dataclass(frozen=True)
 class KeptTensorRecord:
-    """A weight that stays in float32, and why."""
+    """A weight that is kept in float32, and why."""
 
     name: str
     bytes: int
@@ -185,8 +185,8 @@ class QuantisationRecord:
         original_divergence: of the original computed in the half precision of the weights; None
             for other weights, where it was not run, and for other models than language models.
         original_output_error: the same for other models.
-        metric: the user's own score of the float32 artifact and of this one; None where none was
-            asked for.
+        metric: the user's own score of the float32 artifact and of this one; None if none was
+            requested.
         max_drop: by how much that score may be worse; None: no limit.
         alternatives: where the divergence is past ``max_kld``, finer choices of weights, measured
             until one is within it.

@@ -148,7 +148,7 @@ class StateRecord:
         dtype: of both.
         shape: of the input.
         op: that reads and writes it.
-        grows: axis that each call makes longer by the tokens it is fed; None if the shape stays.
+        grows: axis that each call makes longer by the tokens it is fed; None if the shape is fixed.
         initial: value of every element before the first token.
     """
 
@@ -255,7 +255,7 @@ HeadName = Literal[
 
 @dataclass(frozen=True)
 class VisionRecord:
-    """The vision tower beside the model: one image of grid[0] x grid[1] patches a call.
+    """The vision tower of the model: one image of grid[0] x grid[1] patches a call.
 
     Attributes:
         file: ONNX model of the tower.
@@ -276,7 +276,7 @@ class VisionRecord:
 
 @dataclass(frozen=True)
 class PredictorRecord:
-    """The head for multi-token prediction beside the model, which proposes tokens.
+    """The head for multi-token prediction, which proposes tokens to the model.
 
     Attributes:
         file: ONNX model of the head.
@@ -290,7 +290,7 @@ class PredictorRecord:
         streaming: comparison of split and unsplit sequences; None before it was made.
         hidden_passed: the model's hidden states times the original's output weights are the
             model's logits; None before that was computed.
-        hidden_error: how far these are apart, relative to the largest logit.
+        hidden_error: their largest difference, relative to the largest logit.
         placement: the execution provider that ran the head when it was compared last; None for the
             CPU.
         token_flow: what its nodes do along the tokens; None for one that was made before that was
@@ -354,7 +354,7 @@ class Manifest:
         fused: number of linexport ops by their type.
         rejected: what was not fused, and why.
         lowerings: what each linexport op became.
-        engines: TensorRT engines beside the model.
+        engines: TensorRT engines of the model.
         nodes: how many there are.
         files: every file but the manifest and the report, by name.
         model_sha256: digest of ``model.onnx``; identifies the model of a saved state.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SOFTMAX_ATTENTION = "softmax attention"
-"""How the reason ends that says of attention that it is no linear one."""
+"""End of the reason why softmax attention was not fused."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """JSON -> ``Manifest``, checked against the schema that its dataclasses are.
 
-``schema.json`` beside this file is the published schema: ``python -m linexport.manifest.schema``
+``schema.json`` in this folder is the published schema: ``python -m linexport.manifest.schema``
 prints it, and a test asserts that the file is current.
 """
 
@@ -72,14 +72,14 @@ def _first(errors: Iterable[Any]) -> str:
     """The first problem: its JSON path, what was found there and what was expected."""
     first, *others = errors
     place, expected = list(first["loc"]), [first["msg"]]
-    # The members of a union report apart, each under its own name.
+    # Each member of a union reports an error of its own, under its own name.
     for other in others:
         if other["loc"][:-1] == first["loc"][:-1] and other["input"] == first["input"]:
             place = list(first["loc"][:-1])
             expected.append(other["msg"])
     path = "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
-    wanted = " or ".join(m.removeprefix("Input should be ") for m in expected)
-    return f"{path} is {_shown(first['input'])}; expected {wanted}. Convert the model again."
+    types = " or ".join(m.removeprefix("Input should be ") for m in expected)
+    return f"{path} is {_shown(first['input'])}; expected {types}. Convert the model again."
 
 
 def _shown(value: object) -> str:
