@@ -4,7 +4,7 @@
     causal    and none that come after it                     m_ts = seen_s and s <= t
 
 In both, the last query sees all keys that are seen at all: ``seen_s = m_(T-1)s``. Anything else,
-such as a bias or a window, is no feature map of q and k.
+such as a bias or a window, is not a product of feature maps of q and k.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def understood(mask: Tensor, length: int, keys: int) -> str:
     if not bool((seen == seen[:, :1]).all()):
         return "its mask differs from head to head"
     seen = seen[:, 0].expand(-1, length, keys)
-    wanted = seen[:, -1:]
+    last = seen[:, -1:]
     # Padded queries may see anything; where lengths differ, none is known to be one.
-    valid_queries = wanted.mT if length == keys else torch.ones_like(seen[:, :, :1])
-    if bool(((seen == wanted) | ~valid_queries).all()):
+    valid_queries = last.mT if length == keys else torch.ones_like(seen[:, :, :1])
+    if bool(((seen == last) | ~valid_queries).all()):
         return "keys"
-    if length == keys and bool(((seen == (wanted & _causal(length, seen))) | ~valid_queries).all()):
+    if length == keys and bool(((seen == (last & _causal(length, seen))) | ~valid_queries).all()):
         return "causal"
     return "its mask is neither causal nor one of keys: a window or a pattern of its own"
 

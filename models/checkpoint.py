@@ -55,14 +55,14 @@ def load(path: str | Path) -> ReferenceModel:
     """The model of a file that ``save`` wrote, in eval mode.
 
     Raises:
-        UnsupportedModelError: torch reads the file, but it is no linexport checkpoint.
+        UnsupportedModelError: torch reads the file, but it is not a linexport checkpoint.
         UsageError: the model or a key of its config is unknown.
     """
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
     if found != (FORMAT, VERSION):
         raise UnsupportedModelError(
-            f"{path} is no linexport checkpoint of version {VERSION}. Write one with "
+            f"{path} is not a linexport checkpoint of version {VERSION}. Write one with "
             "linexport.models.checkpoint.save."
         )
     module = build(content["model"], content["config"])

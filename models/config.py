@@ -55,8 +55,8 @@ def parse(kind: type[C], values: Mapping[str, object], owner: str) -> C:
     ]
     for key, value in values.items():
         if key in known and not _fits(value, hints[key], known[key]):
-            wanted = _expected(hints[key], known[key])
-            problems.append(f"{key!r} is {value!r}; expected {wanted}.")
+            kinds = _expected(hints[key], known[key])
+            problems.append(f"{key!r} is {value!r}; expected {kinds}.")
     if problems:
         keys = f"Known keys: {', '.join(known)}." if known else "It has no options."
         raise UsageError(f"Config of {owner}: {' '.join(problems)} {keys}")
@@ -88,7 +88,7 @@ def did_you_mean(name: Any, known: Any) -> str:
 
 
 def _fits(value: Any, hint: Any, limits: Field[Any]) -> bool:
-    """Exactly the type, so that a bool is no int; an int, as JSON writes 1.0, is also a float."""
+    """Compare types exactly: a bool is not an int; an int counts as a float, as in JSON."""
     kinds = _kinds(hint)
     if type(value) not in kinds and not (type(value) is int and float in kinds):
         return False

@@ -78,9 +78,9 @@ def digits() -> tuple[Digits, Digits]:
 
 
 def remembered() -> tuple[Digits, Digits]:
-    """4,096 images for a memory, 3,717 to ask it for: the training images, moved by a pixel.
+    """Return 4,096 images to store and 3,717 to query: the training images, moved by a pixel.
 
-    1,024 are stored as they are and moved right, down and both; the others are asked for as they
+    1,024 are stored as they are and moved right, down and both; the others are queried as they
     are and moved in all eight directions.
 
     Raises:

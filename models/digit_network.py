@@ -1,4 +1,4 @@
-"""A network of two layers that tells digits apart: logits = W_2 gelu(W_1 x + b_1) + b_2.
+"""A network of two layers that classifies digits: logits = W_2 gelu(W_1 x + b_1) + b_2.
 
 The smallest model with a feed-forward layer worth replacing (``linexport.models.feed_forward``).
 """

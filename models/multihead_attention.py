@@ -1,6 +1,6 @@
 """``torch.nn.MultiheadAttention`` by way of ``F.scaled_dot_product_attention``, always.
 
-torch takes other ways: a fused operator, and explicit products where weights are asked for, which
+torch takes other ways: a fused operator, and explicit products where weights are requested, which
 is the default. Weights of attention are then None: in linear form there are none.
 """
 

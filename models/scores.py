@@ -1,4 +1,4 @@
-"""Scores of the small models on held-out data: bits per byte, and digits told right."""
+"""Scores of the small models on held-out data: bits per byte, and accuracy on digits."""
 
 from __future__ import annotations
 

@@ -61,10 +61,10 @@ class SoftmaxAttention(nn.Module):
     ) -> tuple[Tensor, KeysAndValues]:
         """Output (B, T, dim) and the state after the last token; arguments as of LinearAttention.
 
-        ``key_mask`` is of the tokens of x alone, and cannot be given beside a state.
+        ``key_mask`` is of the tokens of x alone, and cannot be given with a state.
 
         Raises:
-            UsageError: a mask beside a state.
+            UsageError: a mask and a state are given.
         """
         if state is not None and key_mask is not None:
             raise UsageError("Softmax attention takes a key_mask or a state, not both.")

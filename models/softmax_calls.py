@@ -3,7 +3,7 @@
     softmax(scale q k^T + mask) v      q (B, H, T, d), k (B, H_kv, S, d), v (B, H_kv, S, d_v)
 
 A torch-function mode sees every call of ``F.scaled_dot_product_attention`` or of its operator in
-an exported program, in eager PyTorch and while ``torch.export`` traces. Calls are told apart by
+an exported program, in eager PyTorch and while ``torch.export`` traces. Calls are identified by
 their order: that of a module in inference mode does not change.
 """
 

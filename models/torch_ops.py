@@ -122,7 +122,7 @@ def _fake(op: Op, *args: object, **kwargs: object) -> Any:
 
 
 def _dtype(element: str, activation: torch.dtype) -> torch.dtype:
-    """PyTorch dtype of an ONNX element type: float32 is at least that, float64 stays float64."""
+    """Return the PyTorch dtype of an ONNX element type: at least float32 for "float32"."""
     if element == ACTIVATION:
         return activation
     if element == "float32":

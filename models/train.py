@@ -158,7 +158,7 @@ def _check_folder(out: Path) -> None:
         UsageError: its folder does not exist, or it is a folder.
     """
     if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}. Create it first.")
+        raise UsageError(f"--out {out}: the folder {out.parent} does not exist. Create it first.")
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; give the path of a file in it.")
 

@@ -298,5 +298,5 @@ class ExponentialMap(FeatureMap):
 
 
 def _home(found: type[FeatureMap]) -> str:
-    """The place of a map's definition, which stays the same if its module is imported again."""
+    """Return the qualified name of a map, equal for classes of a module imported twice."""
     return f"{found.__module__}.{found.__qualname__}"

@@ -22,7 +22,7 @@ class Elu1(FeatureMap):
     positive = True
     kernel_positive = True
     regime = "A sound default for models trained with linear attention from the start."
-    failure = "Attends broadly: its kernel grows no faster than q . k and is no softmax."
+    failure = "Attends broadly: its kernel grows no faster than q . k and is not softmax."
     elementwise = True
 
     @classmethod

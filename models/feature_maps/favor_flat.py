@@ -2,9 +2,9 @@
 
     phi(x) = [favor+ of x sqrt(s), M - 1 features, sqrt(c)]        kernel = exp(s q.k/sqrt(d)) + c
 
-Where the error of favor+ is not small beside the variation of its kernel, a few keys win by chance
-and the output is far worse than a plain mean of the values. The error grows like exp(|q^+k^|^2) and
-falls fast with s; the constant draws what noise is left towards the mean. With K the kernel wanted,
+Where the error of favor+ is not small compared with the variation of its kernel, a few keys win by
+chance and the output is far worse than a mean of the values. The error grows as exp(|q^+k^|^2) and
+falls fast with s; the constant draws what noise is left towards the mean. With K the target kernel,
 exp(q.k/sqrt(d)), K_s the one estimated, mean, var and cov over pairs of a query and a key, and E_s
 the mean of favor+'s own error formula, the nearest estimate in mean square up to a factor has
 
@@ -123,15 +123,15 @@ class FavorFlat(ExponentialMap):
         """The mean square error, relative to K's variance, of this s with its best c; s; c."""
         scores = (q * k).sum(-1) / math.sqrt(self.head_dim)
         # Relative to the largest: a kernel may be too large for float64, its shape is not.
-        wanted = np.exp(scores - scores.max())
+        target = np.exp(scores - scores.max())
         estimated = np.exp(sharpness * scores)
         noise = self._error(sharpness, q, k).mean()
         spread = estimated.var() + noise
-        covariance = ((wanted - wanted.mean()) * (estimated - estimated.mean())).mean()
-        floor = wanted.mean() * spread / max(covariance, 1e-300) - estimated.mean()
+        covariance = ((target - target.mean()) * (estimated - estimated.mean())).mean()
+        floor = target.mean() * spread / max(covariance, 1e-300) - estimated.mean()
         floor = float(np.clip(np.nan_to_num(floor, nan=_MOST), _LEAST, _MOST))
-        factor = wanted.mean() / (estimated.mean() + floor)
-        error = (factor**2 * spread - 2 * factor * covariance) / max(wanted.var(), 1e-300)
+        factor = target.mean() / (estimated.mean() + floor)
+        error = (factor**2 * spread - 2 * factor * covariance) / max(target.var(), 1e-300)
         return float(np.nan_to_num(error, nan=np.inf)), sharpness, floor
 
     def frozen(self) -> Sequence[Tensor]:

@@ -5,7 +5,7 @@
 
 The second factor is exp(q . k / tau^2) times a factor of the query and one of the key, so that the
 product is favor+ of sharper scores with weights of the keys: its features are positive, and a
-denominator that they sum to is no difference. Error, with e that of favor+ for s q and s k:
+denominator that they sum to is positive too. Error, with e that of favor+ for s q and s k:
 e exp(-(|q|^2 + |k|^2) / tau^2). See docs/math.md, "Locality".
 """
 
@@ -40,7 +40,7 @@ class FavorGaussianOptions(ProjectionOptions):
     """Options of ``favor+*gaussian``: those of ``favor+``, and the width of the second kernel.
 
     Attributes:
-        bandwidth: tau; None: sqrt(2 d), how far apart queries and keys of unit variance are.
+        bandwidth: tau; None: sqrt(2 d), the distance of queries and keys of unit variance.
     """
 
     bandwidth: float | None = bounded(None, at_least=LEAST_SCALE, at_most=LARGEST_SCALE)
@@ -103,8 +103,8 @@ class FavorGaussian(ExponentialMap):
         )
 
     def kernel_value(self, query: Array, key: Array) -> Array:
-        apart = ((query - key) ** 2).sum(-1) / (2 * self._bandwidth() ** 2)
-        return np.asarray(np.exp((query * key).sum(-1) / math.sqrt(self.head_dim) - apart))
+        exponent = ((query - key) ** 2).sum(-1) / (2 * self._bandwidth() ** 2)
+        return np.asarray(np.exp((query * key).sum(-1) / math.sqrt(self.head_dim) - exponent))
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
         root = math.sqrt(self._sharpness())

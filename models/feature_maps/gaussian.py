@@ -133,7 +133,7 @@ class Gaussian(FourierMap):
     def fit(self, queries: Array, keys: Array) -> None:
         """Choose sigma: from (n, d) one for all heads, from (heads, n, d) one for each.
 
-        One that is given stays.
+        A given sigma is kept.
 
         Raises:
             UsageError: no samples, or of another width or number of heads, or not finite.
@@ -160,17 +160,17 @@ class Gaussian(FourierMap):
         """1 / sigma of one head."""
         q, k = (self._seen(x[rng.integers(len(x), size=PAIRS)]) for x in (queries, keys))
         scores = (q * k).sum(-1) / math.sqrt(self.head_dim)
-        wanted = np.exp(scores - scores.max())
-        apart = math.sqrt(((q - k) ** 2).sum(-1).mean())
-        if not apart:
+        target = np.exp(scores - scores.max())
+        distance = math.sqrt(((q - k) ** 2).sum(-1).mean())
+        if not distance:
             return 1 / self._default()
-        inverses = 1 / (apart * BANDWIDTHS)
-        return float(max(inverses, key=lambda inverse: self._fitness(inverse, q, k, wanted)))
+        inverses = 1 / (distance * BANDWIDTHS)
+        return float(max(inverses, key=lambda inverse: self._fitness(inverse, q, k, target)))
 
-    def _fitness(self, inverse: float, q: Array, k: Array, wanted: Array) -> float:
+    def _fitness(self, inverse: float, q: Array, k: Array, target: Array) -> float:
         kernel = _gaussian(inverse * (q - k))
         noise = self._error(inverse * q, inverse * k)
-        return float((wanted * kernel).mean() ** 2 / ((kernel**2).mean() + noise.mean()))
+        return float((target * kernel).mean() ** 2 / ((kernel**2).mean() + noise.mean()))
 
     @classmethod
     def _seen(cls, x: Array) -> Array:
@@ -201,5 +201,5 @@ class Gaussian(FourierMap):
         )
 
 
-def _gaussian(apart: Array) -> Array:
-    return np.asarray(np.exp(-(apart**2).sum(-1) / 2))
+def _gaussian(difference: Array) -> Array:
+    return np.asarray(np.exp(-(difference**2).sum(-1) / 2))

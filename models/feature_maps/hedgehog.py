@@ -22,7 +22,7 @@ class Hedgehog(FeatureMap):
     positive = True
     kernel_positive = True
     regime = "Distilling softmax attention: trained to mimic it, it keeps its peaks."
-    failure = "Forgets magnitudes as softmax does; without training it is no softmax attention."
+    failure = "Forgets magnitudes as softmax does; untrained it is not softmax attention."
 
     @classmethod
     def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:

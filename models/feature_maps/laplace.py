@@ -28,8 +28,8 @@ class LaplaceOptions:
 
     Attributes:
         features: M, even: a cosine and a sine for each w_j.
-        delta: L1 distance over which the kernel falls by e; None: d, which is about how far apart
-            queries and keys of unit variance are. Far below it only noise is left.
+        delta: L1 distance over which the kernel falls by e; None: d, which is about the distance
+            of queries and keys of unit variance. Far below it only noise is left.
         seed: of the draws.
     """
 

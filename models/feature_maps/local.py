@@ -7,7 +7,7 @@
     E phi_q(x).phi_k(y) = (1_B * N(0, tau^2 I))(x - y) = k_tau(x - y)
     Var = (c^2 (1 + k_{tau/2} / c_{tau/2}) / 2 - k_tau^2) / m
 
-The unsmoothed indicator has no such features: its transform is not integrable, so that there is no
+The unsmoothed indicator has no such features: its transform is not integrable, so that it has no
 density to draw frequencies from. Source: the random features of Rahimi and Recht 2007, with the
 phase of a uniform point of the ball in place of the ball's own transform.
 
@@ -42,10 +42,10 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
 WIDEST = 4
-"""Head width up to which the mask is of use."""
+"""Largest head width for which the mask is useful."""
 
 _LEAST = 1e-3
-"""Kernel at distance zero below which there is no ball left after smoothing."""
+"""Kernel at distance zero below which smoothing leaves nothing of the ball."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _peak(width: int, delta: float, tau: float) -> float:
 
 
 def _check(width: int, options: LocalOptions) -> None:
-    """Refuse a ball that is no ball; say what a wide head costs."""
+    """Refuse a ball that smoothing removes; warn of the cost of a wide head."""
     delta, tau = options.delta, options.tau
     advice = (
         f"Use heads of at most {WIDEST}, or a map of nearness for any width: 'favor+*gaussian' for "

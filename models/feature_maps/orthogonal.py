@@ -21,7 +21,7 @@ import numpy as np
 from linexport.models.feature_maps.base import Array
 
 _MOST = 1000.0
-"""Size of x beyond which exp(x) is no float64."""
+"""Size of x beyond which exp(x) overflows float64."""
 
 
 def paired(count: int, width: int) -> int:

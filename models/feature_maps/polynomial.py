@@ -13,7 +13,7 @@ sum, and keeps its digits where the terms of a_0 + ... + a_n t^n cancel. It lose
 
     sum_m b_m |t + c|^m  <=  sum_m b_m (|t| + c)^m  =  sum_m a_m |t|^m
 
-bounds its rounding by that of Horner's rule. With a negative b_m there is no such bound, and c is
+bounds its rounding by that of Horner's rule. With a negative b_m no such bound holds, and c is
 0.
 """
 

@@ -3,8 +3,8 @@
     phi(x) = m^{1/2} [a_j(x) b_j(x)]  for every pair of the features that draw j gives on each side
     E phi(x).phi(y) = k_a k_b         Var = ((m Var_a + k_a^2)(m Var_b + k_b^2) - (k_a k_b)^2) / m
 
-where a_j and b_j are of independent draws, m of each: a cosine and a sine beside one exponential
-make M = 2m, beside another pair 4m. Maps that are no average over independent draws, such as a
+where a_j and b_j are of independent draws, m of each: a cosine and a sine with one exponential
+make M = 2m, with another pair 4m. Maps that are not an average over independent draws, such as a
 tensor sketch or orthogonal projections, cannot be paired like this.
 """
 

@@ -50,7 +50,7 @@ class PseudoKeys(FeatureMap):
     kernel_positive = True
     error = "fitted: measured, see compare"
     regime = "Keys that fall into clusters, once fitted to samples of them."
-    failure = "Keys far from every centroid are taken for others; unfitted, it is no softmax."
+    failure = "Keys far from every centroid are taken for others; unfitted, it is not softmax."
     Options = PseudoKeysOptions
 
     query_weight: Tensor

@@ -5,7 +5,7 @@
 Source: Shen et al. 2021 (arXiv 1812.01243), as in lucidrains' linear-attention-transformer. Every
 feature of the keys sums to 1 over the tokens and every query's to 1 over the features, so the
 denominator is 1 and normalising changes nothing. The normaliser of a feature is a sum over the
-whole sequence and does not cancel, so this is no causal map: the same library's causal form, keys
+whole sequence and does not cancel: this is not a causal map; the same library's causal form, keys
 exp(k) under one denominator, is the map ``exp``. Padded tokens are left out of the sum.
 """
 

@@ -55,10 +55,10 @@ class Trigonometric(ProjectedMap):
 
     @classmethod
     def variance(cls, query: Array, key: Array) -> Array:
-        squares, apart = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
-        return np.asarray(np.exp(squares) * np.expm1(-apart) ** 2 / 2)
+        squares, distances = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
+        return np.asarray(np.exp(squares) * np.expm1(-distances) ** 2 / 2)
 
     @classmethod
     def covariance(cls, query: Array, key: Array) -> Array:
-        squares, apart = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
-        return np.asarray(np.exp(squares) * orthogonal.covariance(-apart / 2, query.shape[-1]))
+        squares, distances = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
+        return np.asarray(np.exp(squares) * orthogonal.covariance(-distances / 2, query.shape[-1]))

@@ -32,7 +32,7 @@ class Activation:
         kink: sum of the jumps of f'.
         linear: the coefficient of t in the power series; its constant is zero for all of them.
         first: the power of t that the rest of the series begins with, in steps of two.
-        terms: ``terms(count)``: the coefficients of the rest; None where there is no power series.
+        terms: ``terms(count)``: the coefficients of the rest; None without a power series.
         radius: of its convergence.
     """
 

@@ -7,7 +7,7 @@ The T_k of one component come from those before them, in blocks that double:
 
     T_(m+j) = 2 T_m T_j - T_(m-j)
 
-centre and half are of the box that the calibration data lie in, and w_i . x + b_i stays within
+centre and half are of the box that the calibration data lie in, and w_i . x + b_i is within
 [middle_i - half_i, middle_i + half_i] with half_i = sum_j |w_ij| half_j there. An x outside the box
 is answered as its nearest point in it. C is computed once, see ``product_basis``; the linear layer
 after the activation is in it where that is cheaper.

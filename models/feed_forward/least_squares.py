@@ -16,10 +16,10 @@ from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.problem import FeedForwardProblem
 
 DEGREE = 2
-"""Where no error is asked for: the highest whose features are exact at any width in use."""
+"""Default degree: the highest whose features are exact at any width in use."""
 
 HIGHEST = 12
-"""Degrees tried for an error that is asked for."""
+"""Largest degree tried for a target error."""
 
 
 def fit(problem: FeedForwardProblem, target_error: float | None) -> Polynomials:

@@ -104,7 +104,7 @@ def substitute(module: nn.Module, configs: Mapping[str, object] | None) -> None:
         configs: of ``KernelFeedForward``, by the names of pairs; None: no layers.
 
     Raises:
-        UsageError: there is no such pair, or its sizes are not those of the config.
+        UsageError: the module has no such pair, or its sizes are not those of the config.
     """
     found = {pair.name: pair for pair in linear_activation_pairs(module)} if configs else {}
     for name, config in (configs or {}).items():

@@ -186,7 +186,7 @@ class Cost:
         return power.multiply_adds + power.features * self.outputs
 
     def table(self) -> str:
-        """For people: a line a degree, then the sum beside what it replaces."""
+        """Return a line for each degree, the sum, and the cost of the layers that it replaces."""
         rows: list[tuple[str, ...]] = [("degree", "map", "features", "multiply-adds")]
         rows += [("0, 1", "identity", *_numbers(self.width, self.width * self.outputs))]
         lines = [(str(p.degree), p.kind, *_numbers(p.features, self._of(p))) for p in self.powers]

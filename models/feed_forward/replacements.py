@@ -105,13 +105,13 @@ def _folded_if_cheaper(
 ) -> tuple[Cost, Following | None]:
     """The cost, and the layer after it if that is to be folded in."""
     width, inside = problem.rows.shape[1], len(problem.vectors)
-    apart = Cost(width, inside, planned.powers)
+    unfolded = Cost(width, inside, planned.powers)
     if after is None:
-        return apart, None
+        return unfolded, None
     folded = Cost(width, after.outputs, planned.powers, inside)
-    if folded.multiply_adds < apart.multiply_adds + inside * after.outputs:
+    if folded.multiply_adds < unfolded.multiply_adds + inside * after.outputs:
         return folded, after
-    return apart, None
+    return unfolded, None
 
 
 def _of_low_rank(

@@ -32,7 +32,7 @@ class FeedForwardReport:
         relative_error: its root, as a share of the root mean square of y.
         bound: what the theory says E|y^ - y|^2 is at most, over the draws, for x whose
             t = W x + b lies in the intervals of the calibration data (Bernstein) or for the rows
-            that it was computed from (Taylor); None where there is no theory.
+            that it was computed from (Taylor); None without a theory.
         outside: share of the held-out t that lie outside those intervals.
         rounding: by how much float32 changes y, relative to y.
         table: of the cost, for people.

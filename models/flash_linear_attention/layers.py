@@ -184,7 +184,7 @@ def expanded_width(size: float, what: str) -> int:
     """A width that an expansion ratio gives.
 
     Raises:
-        UsageError: it is no integer.
+        UsageError: it is not an integer.
     """
     if round(size) < 1 or abs(size - round(size)) > 1e-5 * size:
         raise UsageError(f"The configuration gives {what} = {size}; expected a positive integer.")

@@ -1,4 +1,4 @@
-"""RWKV-6 (Peng et al. 2024, arXiv 2404.05892): the newest token counts apart from the state.
+"""RWKV-6 (Peng et al. 2024, arXiv 2404.05892): the newest token is a bonus term.
 
     o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t,   S_t = diag(w_t) S_{t-1} + k_t v_t^T
 

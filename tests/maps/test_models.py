@@ -359,7 +359,7 @@ def test_load_refuses_other_files(tmp_path: Path) -> None:
         {"format": "linexport", "version": 2},
     ):
         torch.save(content, path)
-        with pytest.raises(UnsupportedModelError, match="no linexport checkpoint"):
+        with pytest.raises(UnsupportedModelError, match="not a linexport checkpoint"):
             models.load(path)
 
 
@@ -548,7 +548,7 @@ def test_command_line_trains_and_refuses(tmp_path: Path) -> None:
     assert isinstance(models.load(path), DigitClassifier)
     refused = train("digits", "--out", str(tmp_path / "nowhere" / "digits.pt"))
     assert refused.returncode == UsageError.exit_code
-    assert "there is no folder" in refused.stderr
+    assert "does not exist" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
