@@ -35,7 +35,7 @@ OPS = frozenset(
         "StabilizedExp",
     }
 )
-"""Ops of the domain that it computes; others run by their functions beside it."""
+"""Ops of the domain that it computes; others run as ONNX functions."""
 
 FUSED_DOMAIN = "linexport.cpu"
 """Domain of the nodes that are made of several for it while a model is opened: no file has any."""

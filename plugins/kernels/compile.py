@@ -63,12 +63,12 @@ def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, CompiledKer
         EnvironmentProblemError: Triton is not installed.
         BuildError: a kernel does not compile; holds the compiler's words.
     """
-    wanted = {kernel.name: kernel for kernel in kernels}
+    by_name = {kernel.name: kernel for kernel in kernels}
     folder = cache_folder() / f"sm{sm}"
-    missing = [k for name, k in wanted.items() if not (folder / f"{name}.json").exists()]
+    missing = [k for name, k in by_name.items() if not (folder / f"{name}.json").exists()]
     if missing:
         _compile(missing, sm, folder)
-    return {name: _read(folder, name, sm) for name in wanted}
+    return {name: _read(folder, name, sm) for name in by_name}
 
 
 def cache_folder() -> Path:

@@ -40,7 +40,7 @@ ELEMENTS = {"float32": "fp32", "bool": "i8"}
 def unsupported(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> str | None:
     """Return why no plugin can run the node, or None where one can."""
     if not op.kernels:
-        return "standard operators: there is no kernel for it"
+        return "standard operators: the op has no kernel"
     if op is feature_map.OP and feature_map.formulas(node.attributes["kind"]).elementwise:
         return "standard operators, which TensorRT fuses with what is around them"
     try:

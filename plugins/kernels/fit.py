@@ -102,6 +102,6 @@ def _least(kernel: Kernel, tried: list[tuple[Kernel, CompiledKernel]]) -> Kernel
 
 
 def _compiled(kernels: Iterable[Kernel], sm: int) -> list[tuple[Kernel, CompiledKernel]]:
-    wanted = list(dict.fromkeys(kernels))
-    made = compile_kernels(wanted, sm)
-    return [(kernel, made[kernel.name]) for kernel in wanted]
+    distinct = list(dict.fromkeys(kernels))
+    made = compile_kernels(distinct, sm)
+    return [(kernel, made[kernel.name]) for kernel in distinct]

@@ -126,7 +126,7 @@ class Route:
 
 
 LEAST_CHUNKS = 8
-"""Fewest chunks of a segment: its state must stay small beside its tokens."""
+"""Fewest chunks of a segment: its state must be small compared with its tokens."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class LaunchPlan:
         chunks = max(-(-length // self.chunk), 1)
         segments = 1
         if self.segmented:
-            wanted = self.resident * multiprocessors // max(batch * self.blocks, 1)
-            segments = max(min(wanted, chunks // LEAST_CHUNKS), 1)
+            fitting = self.resident * multiprocessors // max(batch * self.blocks, 1)
+            segments = max(min(fitting, chunks // LEAST_CHUNKS), 1)
         per_segment = -(-chunks // segments)
         return {
             "batch": batch,

@@ -32,7 +32,7 @@ def plan_launches(node: Node, dtype: str, sm: int, precision: str = "tf32x3") ->
         precision: of float32 products, one of PRECISIONS; without meaning for the other dtypes.
 
     Raises:
-        UnsupportedModelError: there is no kernel for it; says why.
+        UnsupportedModelError: the node has no kernel; says why.
         OpError: the node contradicts the definition of its op.
     """
     modules = {name: op.kernels for name, op in all_ops().items() if op.kernels}

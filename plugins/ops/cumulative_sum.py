@@ -159,7 +159,7 @@ def _continued(b: Body, node: Node, x: str, start: str) -> str:
     row = math.prod(n for n in node.shapes["input"][place + 1 :] if isinstance(n, int))
     if row >= SHORT_ROW or node.attributes.get("exclusive", 0):
         return str(b.Add(_sums(b, node, x), start))
-    # Of no tokens there is no first one: its place, and what is added to it, have their number.
+    # Without tokens there is nothing to add to: the index and the addend are empty then.
     first = b.Shape(b.Slice(x, b.const([0]), b.const([1]), b.const([place])))
     where = b.ConstantOfShape(first, value=helper.make_tensor("value", TensorProto.INT64, [1], [0]))
     added = b.Expand(start, first)

@@ -3,7 +3,7 @@
 An ``Op`` is everything linexport knows of an operator; ``registry`` says how to add one. A
 *lowering* is a function that writes a body of other operators for one node: standard ones here, a
 runtime's own in a target. Since a body is attached to the model as a model-local function, the node
-itself stays in the graph, whatever it is lowered to, and a runtime that knows nothing of linexport
+itself is kept, whatever it is lowered to, and a runtime that knows nothing of linexport
 runs it.
 """
 

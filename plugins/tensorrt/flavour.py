@@ -125,7 +125,7 @@ def driver() -> Any:
     """``cuda.bindings.driver``, initialised.
 
     Raises:
-        EnvironmentProblemError: cuda-python is not installed, or there is no NVIDIA driver or GPU.
+        EnvironmentProblemError: cuda-python, an NVIDIA driver or a GPU is missing.
     """
     try:
         from cuda.bindings import driver as cuda

@@ -163,7 +163,7 @@ def creator_class(module: ModuleType) -> type:
                 found = fields.decode(collection)
                 return plugin_class(module)(described(tuple(sorted(found.items()))))
             except LinexportError as error:
-                self.failure = error  # the parser only says that there is no plugin
+                self.failure = error  # the parser only reports a missing plugin
                 return None
 
     return LinexportCreator

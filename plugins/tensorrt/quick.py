@@ -103,7 +103,7 @@ def _compiled(
     return {kernel.name: Binary(ptx.encode(), made.entry, made.shared)}
 
 
-def with_parameters(ptx: str, declared: Sequence[str], wanted: Sequence[str | None]) -> str:
+def with_parameters(ptx: str, declared: Sequence[str], targets: Sequence[str | None]) -> str:
     """PTX whose kernel takes other parameters than it was compiled with.
 
     A parameter is read by name, so a declaration may move, and one that nothing reads may be added
@@ -112,19 +112,19 @@ def with_parameters(ptx: str, declared: Sequence[str], wanted: Sequence[str | No
     Args:
         ptx: of one kernel.
         declared: names of what it takes, in order, followed by ``HIDDEN`` parameters.
-        wanted: names of what it is to take; None, or a name it does not declare, for a pointer
+        targets: names of its new parameters; None, or a name it does not declare, for a pointer
             that is passed and not read.
 
     Raises:
-        BuildError: the kernel reads a parameter that is not wanted.
+        BuildError: the kernel reads a parameter that is not among the targets.
     """
     found = ENTRY.search(ptx)
     lines = [line.strip() for line in found[3].split(",\n")] if found else []
     if found is None or len(lines) != len(declared) + HIDDEN:
         raise BuildError(f"A kernel has {len(lines)} parameters; expected {len(declared)}.")
     known = dict(zip(declared, lines, strict=False))
-    unread = [f".param .u64 {found[2]}_unread_{i}" for i in range(len(wanted))]
-    taken = [known.get(name or "", unread[i]) for i, name in enumerate(wanted)]
+    unread = [f".param .u64 {found[2]}_unread_{i}" for i in range(len(targets))]
+    taken = [known.get(name or "", unread[i]) for i, name in enumerate(targets)]
     body = ptx[found.end() :]
     for line in set(lines) - set(taken):
         if re.search(rf"\b{line.split()[-1]}\b", body):

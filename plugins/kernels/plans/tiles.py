@@ -1,7 +1,7 @@
 """Tiles of the LinearAttention kernels: what compiles without spills for the usual head widths.
 
 A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
-beside a chunk of queries, keys and scores; or ``block_k`` rows at a time, where that is fewer.
+with a chunk of queries, keys and scores; or ``block_k`` rows at a time, where that is fewer.
 ``tools/gate_kernels.py`` assembles every tile named here and counts its spills and tensor-core
 instructions.
 """

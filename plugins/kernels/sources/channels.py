@@ -43,7 +43,7 @@ def chunk_scores(
     """(Q K^T) * D of every chunk of an output head, (CHUNK, CHUNK) in float32, zero above.
 
     And Q * exp(L), (CHUNK, D_K) in the type of the features. The first query head of each state
-    writes K * exp(L) where it is asked for, K * exp(L_C - L), alike, and exp(L_C), D_K in float32.
+    writes K * exp(L) on request, K * exp(L_C - L), alike, and exp(L_C), D_K in float32.
     Grid: (B * output heads * chunks). Sums over d_k go in parts of BLOCK_K. CHUNK = 2^LEVELS.
     """
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)

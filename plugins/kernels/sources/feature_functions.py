@@ -111,7 +111,7 @@ def exponents(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
     """Logarithms of the features of favor+, in float32, for some columns of rows.
 
     Products and norms are summed over slices of the width, the longest that do not spill. Sums are
-    multiplied by d^(-1/4), so that x stays what is in memory. m^(-1/2) goes into the exponent.
+    multiplied by d^(-1/4), so that x is read as it is stored. m^(-1/2) goes into the exponent.
     """
     SLICE: tl.constexpr = 32 if base.dtype.element_ty == tl.bfloat16 else 16
     y = tl.zeros((live.shape[0], columns.shape[0]), tl.float32)
@@ -132,7 +132,7 @@ def exponents(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
 
 @triton.jit
 def features(base, live, columns, parameter, STRIDE: tl.constexpr, phi):
-    """Some columns of the features of rows of components, STRIDE elements apart.
+    """Some columns of the features of rows of components, at a stride of STRIDE elements.
 
     In the dtype of these, but float32 for the maps of degree two: their features take both signs
     and cancel, so that rounding them shows. Where a row is not live or a column lies past FEATURES,

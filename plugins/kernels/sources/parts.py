@@ -2,7 +2,7 @@
 
 Three products of TensorFloat-32 keep both operands twice, and maps that widen a head keep more
 still. Here a block goes through d_k in parts of BLOCK_K, and holds one part of the queries, the
-keys and the state at a time. The state stays in memory, where it is continued from: in its slot of
+keys and the state at a time. The state is in global memory, and is continued there: in its slot of
 ``segment_states``, or as the present state. It is read and written once a chunk, and only by the
 block that owns its columns. The formulas are those of ``linear``.
 """

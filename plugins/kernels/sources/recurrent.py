@@ -73,7 +73,7 @@ def step(
 
     for t in range(0, length):
         at = row + t
-        # A padded token has the key zero and no decay: the state stays as it is.
+        # A padded token has the key zero and no decay: it does not change the state.
         keep = inside_k
         if key_mask is not None:
             keep = keep & (tl.load(key_mask + at) != 0)

@@ -58,7 +58,7 @@ def load_exponents(
     FEATURES: tl.constexpr,
     DECAYS: tl.constexpr,
 ):
-    """Exponents and decays of rows of keys: LOWEST and 0 where there is no token."""
+    """Exponents and decays of rows of keys: LOWEST and 0 past the last token."""
     keep = load_keep(key_mask, live)
     a = load_rows(key, keep, columns, HEADS * FEATURES, FEATURES)
     a = tl.where(keep[:, None] & (columns < FEATURES)[None, :], a, LOWEST)

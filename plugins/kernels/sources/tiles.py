@@ -4,9 +4,9 @@ Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up t
 
     from_start_t = exp(L_t)    to_end_t = exp(L_C - L_t)    pairs_ts = exp(L_t - L_s), s <= t
 
-A difference of sums loses the precision of a small term beside a large one. Sums are therefore kept
+A difference of sums loses the digits of a small term next to a large one. Sums are therefore kept
 in two parts: multiples of 2^-10, whose sums and differences are exact up to 2^13, and what is left.
-A g below -80, whose exponential (2e-35) is nothing in float32 beside what it is added to, is left
+A g below -80, whose exponential (2e-35) is below the rounding of its addend in float32, is left
 out of the sums and counted instead: factors are zero where the counts differ. -inf, a hard reset,
 is then exact.
 """
@@ -33,7 +33,7 @@ def first_column(ROWS: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows ``STRIDE`` elements apart from ``base`` on, zero where not live or past WIDTH columns.
+    """Rows from ``base`` on, at a stride of ``STRIDE``; zero where not live or past WIDTH columns.
 
     ``columns`` begin at a multiple of their number.
     """
@@ -120,7 +120,7 @@ def head_decays(base, keep, STRIDE: tl.constexpr):
 def pairs(sums, rests, resets):
     """exp(L_t - L_s) for s <= t, 0 otherwise, (C, C), of what ``head_decays`` gave.
 
-    Made where it is used: beside a state, a tile of pairs does not stay in registers.
+    Made where it is used: with a state in registers, a tile of pairs does not fit.
     """
     rows = tl.arange(0, sums.shape[0])
     related = (rows[:, None] >= rows[None, :]) & (resets[:, None] == resets[None, :])
@@ -147,7 +147,7 @@ def channel_logarithms(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.cons
 def decayed_scores(rows, keys, g, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
     """Sum over channels of rows_t * keys_s * exp(L_t - L_s) for s <= t, 0 otherwise; in float32.
 
-    The two exponentials, taken apart, would overflow. But two neighbouring blocks of 2^level tokens
+    The two exponentials by themselves would overflow. But two neighbouring blocks of 2^level tokens
     meet at a token b, and for s <= b < t both exp(L_t - L_b) and exp(L_b - L_s) are at most 1: all
     pairs of a level are one product. A row is in the left block of its two, or in the right one: it
     has one exponential a level, of a sum of g. That is a product with zeros and ones, and not a

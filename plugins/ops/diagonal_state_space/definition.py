@@ -69,10 +69,10 @@ def check(
     if past_state is not None:
         rank("past_state", past_state, 4)
         expected = (input[0], heads, sizes.d_k, d_v)
-        for what, found, wanted in zip(
+        for what, found, size in zip(
             ("batch", "heads", "poles", "value width"), past_state, expected, strict=True
         ):
-            same_dim("past_state", what, found, wanted)
+            same_dim("past_state", what, found, size)
     return sizes
 
 

@@ -82,8 +82,8 @@ def portable(node: Node) -> tuple[Body, list[str]]:
     inside = b.Reshape(b.MatMul(u, within), b.Concat(rows, whole, axis=0))
     inside = b.Slice(inside, cut.padding, whole, b.const([2]))
     y = b.Add(inside, _carried(b, sizes, start, before, tables.out, cut, rows))
-    apart = b.Concat(b.const([heads]), cut.batch, b.const([width]), cut.length, axis=0)
-    y = b.Transpose(b.Reshape(y, apart, allowzero=1), perm=[1, 3, 0, 2])
+    by_head = b.Concat(b.const([heads]), cut.batch, b.const([width]), cut.length, axis=0)
+    y = b.Transpose(b.Reshape(y, by_head, allowzero=1), perm=[1, 3, 0, 2])
     own = b.Concat(b.const([heads]), cut.batch, b.const([width, sizes.d_k]), axis=0)
     state = b.Transpose(b.Reshape(last, own, allowzero=1), perm=[1, 0, 3, 2])
     return b, [b.CastLike(b.Reshape(y, b.Shape(x), allowzero=1), x), state]

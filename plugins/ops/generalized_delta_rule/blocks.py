@@ -1,7 +1,7 @@
 """The chunk form of GeneralizedDeltaRule at any length: tokens padded, and cut into blocks.
 
 A block is a run of chunks that are computed at once (``chunks``). A Scan takes block after block,
-so that what a chunk needs stays in the caches of a processor, and that memory does not grow with
+so that a chunk's operands remain in the processor's caches and memory does not grow with
 the length; or all tokens are one block.
 """
 

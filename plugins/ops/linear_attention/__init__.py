@@ -156,7 +156,7 @@ OP = Op(
         ],
         type_constraints=[
             *activations("T", "S"),
-            ("D", FLOATING, "Decays; in float32 beside activations in half precision."),
+            ("D", FLOATING, "Decays; may be float32 where activations are in half precision."),
             *(
                 (f"P{i}", feature_map.PARAMETER_TYPES, "As of FeatureMap.")
                 for i in range(feature_map.PARAMETERS)

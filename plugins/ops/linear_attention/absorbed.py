@@ -59,7 +59,7 @@ class AbsorbedMap:
         key_width = static_width("key", shapes["key"])
         if key_width % self.width:
             raise OpError(
-                f"key has width {key_width}, which is no multiple of d = {self.width} "
+                f"key has width {key_width}, which is not a multiple of d = {self.width} "
                 f"(query width {shapes['query'][-1]} over {query_heads} heads)."
             )
         heads = {"query": query_heads, "key": key_width // self.width}

@@ -13,7 +13,7 @@ others:
     O = kappa(Q K_1^T) V_1 + phi(Q) phi(K_2)^T V_2      V with a last column of ones, for z
 
 A kernel such as (q . k)^2 may be far below |q|^2 |k|^2, of which the products of features are sums:
-over a few keys they would lose their digits, over many the kernel is no longer small.
+over a few keys they would lose their digits, over many the kernel is not small.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class LinearAttentionSpec:
         d_k = width_per_head("query", query, self.q_num_heads)
         if static_width("key", key) % d_k:
             raise OpError(
-                f"key has width {key[-1]}, which is no multiple of d_k = {d_k} "
+                f"key has width {key[-1]}, which is not a multiple of d_k = {d_k} "
                 f"(query width {query[-1]} over {self.q_num_heads} heads)."
             )
         key_heads = static_width("key", key) // d_k
@@ -171,7 +171,7 @@ class LinearAttentionSpec:
             per_channel = decay[-1] != self.kv_num_heads or decay_scale is not None
         if decay_scale is not None:
             if decay is None or decay[-1] != self.kv_num_heads:
-                raise OpError("decay_scale is given; expected a decay (B, T, H_kv) beside it.")
+                raise OpError("decay_scale is given; expected a decay (B, T, H_kv) with it.")
             if tuple(decay_scale) != (self.kv_num_heads, d_k):
                 raise OpError(
                     f"decay_scale has shape {tuple(decay_scale)}; expected "
