@@ -98,6 +98,7 @@ class _Step:
                 self._is_whole(node)
                 continue
             self.of_states |= {o.name for o in node.outputs}
+            # One operand that is not r S + b makes the result something else.
             followed = all(t.name in self.values for t in reads)
             value = self._value(node) if followed and self._is_whole(node) else None
             if value is not None:
@@ -113,6 +114,7 @@ class _Step:
                 output.shape = broadcast(
                     None if t.shape is None else list(t.shape) for t in node.inputs
                 )
+        # Another shape moves, repeats or sums elements: r and b would not be elementwise.
         return len(node.outputs) == 1 and node.outputs[0].shape == self.state.shape
 
     def _value(self, node: gs.Node) -> _Affine | None:
@@ -120,15 +122,20 @@ class _Step:
         if node.op == "Identity":
             return given[0]
         if node.op == "Neg":
+            # -(r S + b) = (-r) S + (-b)
             return given[0] and _scaled(given[0], -1.0)
         if node.op in ("Add", "Sub"):
             first, second = self._pair(node)
             found = _sum(first, second, -1.0 if node.op == "Sub" else 1.0)
+            # a S + b + c = a S + (b + c): the sum of two terms of tokens can leave the loop. A sum
+            # of outer products cannot, as it would be kept for all tokens.
             several = len(found.added) > 1 and not any(self._is_outer(x) for _, x in found.added)
             return replace(found, joined=found.joined or several)
+        # A product of two values of the state is of second degree in it.
         if node.op == "Mul" and given.count(None) == 1:
             own, factor = (0, 1) if given[1] is None else (1, 0)
             return self._times(given[own], node.inputs[factor])
+        # A condition that reads the state makes the choice nonlinear in it.
         if node.op == "Where" and given[0] is None:
             return self._chosen(node)
         return None
@@ -153,6 +160,7 @@ class _Step:
 
     def _times(self, value: _Affine | None, factor: gs.Tensor) -> _Affine:
         assert value is not None
+        # f (r S + b) = (f r) S + f b; with b = 0 the step has this form already.
         rate, added = (self._product(terms, factor) for terms in (value.rate, value.added))
         return _Affine(rate, added, value.joined or bool(added))
 
@@ -160,6 +168,7 @@ class _Step:
         if not terms:
             return ()
         if len(terms) > 1:
+            # (x + y) f takes one product, x f + y f two.
             terms = ((1.0, self._tensor(terms)),)
         ((sign, own),) = terms
         return ((sign, factor if own is None else self._add("Mul", own, factor)),)
@@ -168,6 +177,7 @@ class _Step:
         """Return a choice between two values, by a condition of no state."""
         first, second = self._pair(node)
         rate, added = (
+            # Where(k, r S + b, q S + c) = Where(k, r, q) S + Where(k, b, c), element by element.
             self._choice(node.inputs[0], *sides)
             for sides in ((first.rate, second.rate), (first.added, second.added))
         )
@@ -177,9 +187,12 @@ class _Step:
         """Return a Where of two sums; if one of them is zero, a product with a 0/1 mask."""
         first, second = (self._without_zeros(terms) for terms in (first, second))
         if not (first and second):
+            # Where(k, x, 0) = Where(k, 1, 0) x for finite x, and a product joins other factors of
+            # the state.
             numbers = (self._number(1.0 if first else 0.0), self._number(1.0 if second else 0.0))
             return self._product(first or second, self._add("Where", condition, *numbers))
         sides = [self._tensor(terms) for terms in (first, second)]
+        # A choice between equal values is that value.
         same = sides[0] is sides[1]
         return ((1.0, sides[0] if same else self._add("Where", condition, *sides)),)
 
@@ -201,6 +214,7 @@ class _Step:
             name = f"{self.state.name}/exponent_{len(self._made) + len(self._numbers)}"
             return self._add("Exp", gs.Constant(name, np.asarray(exponent, self.state.dtype)))
         found: gs.Tensor | None = None
+        # Positive terms first: the sum then begins without a Neg.
         for sign, tensor in sorted(terms, key=lambda term: -term[0]):
             one = self._number(abs(sign)) if tensor is None else tensor
             if tensor is not None and abs(sign) != 1.0:
@@ -240,6 +254,7 @@ def _exponent(terms: Terms) -> np.ndarray | None:
     if not isinstance(z, gs.Constant) or z.values.dtype.kind != "f":
         return None
     kept = sign * np.asarray(z.values, np.float64)
+    # exp(log1p(-z)) = 1 - z, and log1p in float64 keeps the digits of z that 1 - z rounds away.
     return np.log1p(kept) if ((kept > -1) & (kept < 0)).all() else None
 
 
@@ -265,5 +280,7 @@ def _scaled(value: _Affine, factor: float) -> _Affine:
 
 def _sum(first: _Affine, second: _Affine, sign: float) -> _Affine:
     second = _scaled(second, sign)
+    # (r S + b) + (q S + c) = (r + q) S + (b + c): the terms of both are put together. The step has
+    # another form only where both sides read the state.
     joined = first.joined or second.joined or bool(first.rate and second.rate)
     return _Affine((*first.rate, *second.rate), (*first.added, *second.added), joined)

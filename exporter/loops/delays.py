@@ -53,6 +53,8 @@ def delayed_states(values: Values, alone: bool, graph: gs.Graph, scan: gs.Node) 
     for place in range(count):
         found = tokens.get(original_of(scan.attrs["body"].outputs[place]).name)
         zero = values.is_zero(scan.inputs[place])
+        # x_{t-1} with 0 before the first token is x padded by one zero in front. The last state,
+        # x_T, is not in the padded tokens: nothing may read it.
         if found is None or not zero or is_read(graph, scan.outputs[place]):
             continue
         # Such shifts have a state of their own in an artifact that streams.
@@ -73,6 +75,7 @@ def shift_tokens(graph: gs.Graph, scan: gs.Node, delay: Delay) -> None:
         nodes.append(gs.Node("Transpose", turned.name, {"perm": [1, 0, 2]}, [given], [turned]))
         given, axis = turned, 1
     pads = np.zeros((2, 3), np.int64)
+    # One zero in front and the last token off: row t is then token t - 1.
     pads[:, axis] = 1, -1
     amounts = gs.Constant(f"{stem}/pads", pads.flatten())
     before = gs.Variable(f"{stem}/before", given.dtype, list(known_shape(given)))
@@ -105,6 +108,7 @@ def give_tokens(graph: gs.Graph, scan: gs.Node, given: list[tuple[int, ScannedTo
     count = len(scan.outputs) - len(axes)
     for place, (tensor, axis) in given:
         output, rank = scan.outputs[place], len(known_shape(tensor))
+        # Stacked outputs have their steps along an axis of the Scan's choice.
         order = [i for i in range(rank) if i != axis]
         order.insert(axes[place - count], axis)
         nodes.append(

@@ -72,6 +72,7 @@ class StepStates:
         places = range(self.count)
         for size in range(1, self.count):
             for chosen in map(frozenset, combinations(places, size)):
+                # Such states can run first, without the others: no value goes back to them.
                 if all(self.states_of(self.body.outputs[i]) <= chosen for i in chosen):
                     yield chosen
 
@@ -89,9 +90,12 @@ class StepStates:
         while pending:
             tensor = pending.pop()
             of = self.states_of(tensor)
+            # A value of no state is of tokens, which both loops read; one of other states is
+            # computed in the second loop.
             if not of or not of <= first or tensor.name in found:
                 continue
             node = producer(tensor)
+            # It is recomputed in the second loop from its inputs, which cross over in its place.
             if node is not None and again(node):
                 pending += node.inputs
             else:
@@ -110,6 +114,8 @@ class StepStates:
         """Return whether a node moves values, or makes more than each of a state that it reads."""
         if node.op in AXES_ONLY:
             return True  # it costs nothing, and what it reads crosses over once
+        # An expanded value is larger than what it is made of: stored for every token, it would cost
+        # more than computing it twice.
         made = numbers_in(node.outputs)
         return all(numbers_in([t]) < made for t in node.inputs if self.states_of(t))
 
@@ -131,6 +137,7 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     best = min(
         found, key=lambda parts: (len(parts.first), numbers_in(parts.crossing)), default=None
     )
+    # What crosses over is stored for every token: not more than the loop reads and gives anyhow.
     return None if best is None or numbers_in(best.crossing) > numbers_in(given) else best
 
 
@@ -141,6 +148,7 @@ def _gains(known: StepStates, parts: Parts, read: bool) -> bool:
     after = [body.outputs[i] for i in range(known.count) if i not in parts.first]
     if read:
         after += [body.outputs[i] for i in known.second_outputs(parts.first)]
+    # Values of the first states are tokens to the second loop, so that only its own states count.
     return first_nonlinear(body, own, nodes_behind(after)) is None
 
 

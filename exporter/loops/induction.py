@@ -60,6 +60,8 @@ class StepNumbers:
         self.counters = {place: n for place, n in begins.items() if n is not None}
         while True:
             self.offsets = self._followed()
+            # Induction: assume that all of these count, and drop those that then do not. What is
+            # left is consistent: each is n + c before a step and n + 1 + c after it.
             counted = {p: n for p, n in self.counters.items() if self._counts(p, n)}
             if counted == self.counters:
                 break
@@ -91,6 +93,7 @@ class StepNumbers:
             own = given.index(None)
             number = self._number(node.inputs[own])
             if number is not None and (node.op == "Add" or own == 1):
+                # (n + c) + k = n + (c + k); k - (n + c) falls as n grows.
                 return (given[1 - own] or 0) + (number if node.op == "Add" else -number)
         return None
 
@@ -137,6 +140,7 @@ class StepNumbers:
         limited = not most.is_empty() and self._number(most) != np.iinfo(np.int64).max
         if not going.is_empty() and endless and not self._is_true(going):
             raise NoMatchError("a condition decides whether it runs at all")
+        # Without a condition the trip count alone ends the loop.
         if endless and limited:
             return StepCount(most, 0)
         if limited:

@@ -62,10 +62,12 @@ class StepColumns:
         own = self.body.inputs[: self.states]
         known: dict[str, Column] = {t.name: x for t, x in zip(own, given, strict=True)}
         for node in self.body.nodes:
+            # A node that reads no state is the same in L e and in c, and is read where it is.
             if any(t.name in known for t in node.inputs):
                 found = self._of(node, known, added)
                 known |= {o.name: x for o, x in zip(node.outputs, found, strict=True)}
         after = self.body.outputs[: self.states]
+        # A next state that reads no state is c alone.
         return [known.get(t.name, t if added else None) for t in after]
 
     def _of(self, node: gs.Node, known: Mapping[str, Column], added: bool) -> Sequence[Column]:
@@ -73,17 +75,22 @@ class StepColumns:
         taken = [t.name in known for t in node.inputs]
         if node.op in SUMS and not (node.op == "Where" and taken[0]):
             first = 1 if node.op == "Where" else 0
+            # L (a + b) = L a + L b. An addend without a state is a part of c, and is zero in L e. A
+            # Where by a condition without a state is linear in the values that it chooses from.
             parts = [known.get(t.name, t if added else None) for t in node.inputs[first:]]
             if all(x is None for x in parts):
                 return [None]
             if node.op in ("Concat", "Where"):
+                # These have no form without an operand, so that a zero is written.
                 zeros = [
                     self._zeros(node, parts, i) if x is None else x for i, x in enumerate(parts)
                 ]
                 return self._copy(node, [*node.inputs[:first], *zeros])
             return [self._sum(node, parts)]
+        # A product is linear in one factor while the other depends on no state.
         if not is_linear(node.op, taken):
             raise NoMatchError(f"{node.op} of the state is not followed")
+        # Products with zero, and zeros moved, are zero.
         if known[node.inputs[taken.index(True)].name] is None:
             return [None] * len(node.outputs)
         return self._copy(node, [known.get(t.name) or t for t in node.inputs])

@@ -68,6 +68,7 @@ class OutputSums:
     def _of(self, tensor: gs.Tensor) -> Shares | None:
         """Return the shares of a value; None where an operator is not followed."""
         groups, node = self._known.groups_of(tensor), producer(tensor)
+        # A value of one group, or of none, is a share as it is.
         if node is None or len(groups) < 2:
             return {next(iter(groups), None): tensor}
         if tensor.name not in self._shares:
@@ -79,6 +80,7 @@ class OutputSums:
             first, second = map(self._of, node.inputs)
             return None if first is None or second is None else self._sum(node.op, first, second)
         taken = [bool(self._known.groups_of(t)) for t in node.inputs]
+        # f(G + H) = f(G) + f(H) for an f that is linear in the one operand that has the states.
         if sum(taken) != 1 or len(node.outputs) != 1 or not is_linear(node.op, taken):
             return None
         place = taken.index(True)
@@ -91,6 +93,7 @@ class OutputSums:
             if group in found:
                 found[group] = self._add(op, [found[group], share])
             else:
+                # x - (G + H) = x + (-G) + (-H)
                 found[group] = share if op == "Add" else self._add("Neg", [share])
         return found
 
@@ -111,6 +114,7 @@ class OutputSums:
         """Return the share of each group; what is of tokens alone is added to the first."""
         found = [share for group, share in shares.items() if group is not None]
         if None in shares:
+            # Addition is commutative: the part of tokens alone may join any share.
             found[0] = self._add("Add", [found[0], shares[None]])
         return found
 

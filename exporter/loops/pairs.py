@@ -29,6 +29,7 @@ class StatePairs:
 
     def basis(self, dtype: np.dtype[np.generic], stem: str) -> list[Column]:
         """Return states whose real parts are 1; ``stem`` begins the name of the numbers."""
+        # A batch of 1 is broadcast: the basis is the same for all sequences.
         ones = np.ones([1, *map(int, self.shape[1:])], dtype)
         if self.axis is None:
             return [gs.Constant(f"{stem}/one", np.ones([1] * len(self.shape), dtype)), None]

@@ -64,6 +64,7 @@ class _Rates:
             return  # a number is followed where it is
         state, before = self._products[given.name]
         if before is not None:
+            # (S a) m = S (a m): products of elements are associative, up to rounding.
             factor = self._add("Mul", f"{node.outputs[0].name}/rate", [before, factor])
             node.inputs = [state, factor]
             self._drop_unread(given)
@@ -77,10 +78,13 @@ class _Rates:
             return
         kept = sides[zero.index(False)]
         grows = kept.shape is None or node.outputs[0].shape != kept.shape
+        # A condition that broadcasts S gives more elements than the state has: it is not a decay.
         if kept.name not in self._products or grows:
             return
+        # Where(c, 0, S) keeps S where c is false.
         if zero[0]:
             condition = self._add("Not", f"{node.outputs[0].name}/is_kept", [condition])
+        # Where(c, S, 0) = c S with c cast to 0 and 1, for finite S.
         factor = self._add("Cast", f"{node.outputs[0].name}/kept", [condition])
         factor.dtype, factor.inputs[0].attrs["to"] = kept.dtype, element_type(np.dtype(kept.dtype))
         node.op, node.inputs = "Mul", [kept, factor]

@@ -78,6 +78,7 @@ def _of_moved(
         return None
     orders = [list(node.attrs.get("perm", ())) for node in (moved, back)]
     others = orders[0][1:]
+    # The argsort of a permutation is its inverse: the second Transpose undoes the first.
     if not orders[0] or others != sorted(others) or orders[1] != np.argsort(orders[0]).tolist():
         return None
     return _first_axis(numbers, scatter, orders[0][0])

@@ -31,6 +31,7 @@ class LinearStates(StepStates):
         self._starts, self._values = scan.inputs[: self.count], values
         reads = dict(enumerate(map(self.states_of, self.body.outputs[: self.count])))
         behind = [reached(reads, place) for place in reads]
+        # States that reach each other are a strongly connected component.
         self._group = [
             frozenset({i, *(j for j in behind[i] if i in behind[j])}) for i in range(self.count)
         ]
@@ -55,7 +56,7 @@ class LinearStates(StepStates):
             return False
         (place,) = group
         if place not in self.states_of(self.body.outputs[place]):
-            return False  # it is what was there a step ago
+            return False  # a next state that does not read itself is a delay of others
         behind = nodes_behind([self.body.outputs[place]])
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
         start = self._starts[place]

@@ -258,6 +258,7 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
         # Only to a size that other values of a token have: an outer product is kept in the step.
         after = _written(node.outputs[0]) or []
         sizes = [_size(shape) for shape in shapes.values()]
+        # Of the same rank, since the axis of the tokens is added in front of all others.
         return len(after) == len(shapes[first.name]) and _size(after) in sizes
     return node.op not in AXES or axes_of(node) is not None
 
@@ -270,5 +271,6 @@ def _is_projection(node: gs.Node, first: Shape) -> bool:
     """Return whether a product is one of tokens with a matrix, and what is added a vector."""
     if len(first) < 2 or len(node.inputs[1].shape or ()) != 2:
         return False
+    # A Gemm of other attributes is more than x W + b.
     plain = {"transA": 0, "alpha": 1.0, "beta": 1.0}
     return all(node.attrs.get(name, value) == value for name, value in plain.items())

@@ -37,11 +37,14 @@ def _as_layer_norm(norm: gs.Node, known: Values) -> bool:
     if before is None or after is None or after.op != "Reshape" or len(grouped.outputs) != 1:
         return False
     x, (scale, shift) = before.inputs[0], (known.numbers(t) for t in own)
+    # An InstanceNormalization scales each group, a LayerNormalization each entry of one: they are
+    # equal only with scale 1 and shift 0.
     if scale is None or shift is None or (scale != 1).any() or shift.any():
         return False
     rest = list(x.shape or ())[1:]
     sizes = [size for size in rest if isinstance(size, int)]
     back = producer(after.inputs[1], "Shape")
+    # Shapes are written as constants, in which only the batch may be 0 for its own size.
     if not sizes or len(sizes) != len(rest) or back is None:
         return False
     groups = len(scale)
@@ -52,6 +55,7 @@ def _as_layer_norm(norm: gs.Node, known: Values) -> bool:
     def constant(part: str, values: np.ndarray) -> gs.Constant:
         return gs.Constant(f"{name}/{part}", values)
 
+    # Mean and variance over the n entries of a group are those over the last axis of (batch, G, n).
     before.inputs[1] = constant("groups", np.asarray([0, groups, width], np.int64))
     after.inputs[1] = constant("sizes", np.asarray([0, *sizes], np.int64))
     ones = np.ones(width, scale.dtype)

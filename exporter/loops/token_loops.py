@@ -101,8 +101,11 @@ class TokenLoop:
     def _write_of(self, place: int) -> RowWrite | None:
         """Return what is written to a state of which a step reads nothing, and gives nothing."""
         found = written_row(self.numbers, self.states[place], self._after(place))
+        # A negative offset would write from the end in the first steps.
         if found is None or found.offset < 0:
             return None
+        # Rows written once in each step may be stacked after the loop only if no step reads an
+        # earlier row; the number of rows may be read, as it does not change.
         derived = {self.states[place].name}
         for node in self.body.nodes:
             sized = node.op in SIZES_ONLY and self.place_of(node.inputs[0]) == place

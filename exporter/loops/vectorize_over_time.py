@@ -137,6 +137,7 @@ class LiftedSteps:
             axes = [_later(axis) for axis in axes_of(node) or ()]
             inputs[AXES[node.op]] = self._numbers(f"{node.outputs[0].name}/axes", axes)
         elif node.op == "Reshape":
+            # Tokens and batch keep their sizes.
             sizes = [0, 0, *self.shapes[node.outputs[0].name][1:]]
             inputs[1] = self._numbers(f"{node.outputs[0].name}/shape", sizes)
             attrs = {}  # a 0 is the size that there is
@@ -144,6 +145,7 @@ class LiftedSteps:
             inputs[1] = self._with_tokens(node)
         elif node.op in ELEMENTWISE:
             rank = max(len(self._shape(t)) for t in node.inputs)
+            # Broadcasting aligns the last axes: a value of lower rank needs ones behind its tokens.
             inputs = [self._wide(t, w, rank) for t, w in zip(node.inputs, inputs, strict=True)]
         elif node.op == "Einsum":
             attrs = {"equation": self._equation(node)}
@@ -229,6 +231,7 @@ class LiftedSteps:
     def _equation(self, node: gs.Node) -> str:
         """Return the equation of an Einsum with one letter more for the tokens."""
         given, result = node.attrs["equation"].replace(" ", "").split("->")
+        # A new letter in the terms and in the result makes the tokens one more batch axis.
         letter = next(c for c in string.ascii_letters if c not in given)
         terms = [
             letter + term if tensor.name in self.whole else term
