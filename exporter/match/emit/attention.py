@@ -117,6 +117,7 @@ class MatchWriter(Sums):
             inputs[2] = self.op.Sub(stored, initial, shape=initial.shape)
         mask: gs.Tensor = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
+            # A sum over later tokens is the causal sum of the tokens in reverse order.
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
         if roles.lag:
             inputs, faded, rates, mask = self._earlier(inputs, faded, rates, mask)
@@ -212,6 +213,8 @@ class MatchWriter(Sums):
             raise NotAttentionError(f"{shifted}, and its scores are mapped")
         query, key, value = inputs
         if not mask.is_empty():
+            # The op's mask is of its own tokens; delayed keys would meet that of others. Zero keys
+            # add 0.
             key = masked_tokens(self, key, mask)
         # An absent key or value is 1 everywhere; zeros in front of the other make the product zero.
         value = delayed_tokens(self, value, lag) if roles.value or not roles.key else value
@@ -244,9 +247,12 @@ class MatchWriter(Sums):
         ``steady`` are the same at every token.
         """
         if rates is not None:
+            # A negative decay has no logarithm: the product itself is taken.
             return over_window(self, rates, count, "Mul")
         if steady:
+            # exp(g)^k = exp(k g)
             return self.op.Exp(self.op.Mul(faded, float(count)))
+        # A product of exps is the exp of the sum.
         return self.op.Exp(over_window(self, faded, count, "Add"), shape=faded.shape)
 
     def _decay_source(self) -> object:

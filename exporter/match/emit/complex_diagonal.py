@@ -84,7 +84,8 @@ class Turns(Nodes):
             domain=DOMAIN,
         )
         self.nodes.append(self.fused)
-        return self._turned(self._apart(output), cos, self.op.Neg(sin))
+        # h_t = e^{-i W_t} g_t, and the sine of -W has the other sign.
+        return self._turned(self._split(output), cos, self.op.Neg(sin))
 
     def _polar(self, factor: Pair) -> tuple[gs.Tensor, gs.Tensor]:
         """Return r and w in float64, so that factors made of them are exact in float32.
@@ -98,6 +99,7 @@ class Turns(Nodes):
         cos = self.cast(self.op.Div(a, over), FLOAT)
         cos = self.op.Min(self.op.Max(cos, -1.0), 1.0)
         guess = self.cast(self.op.Acos(cos), DOUBLE)
+        # Acos is between 0 and pi; with a negative sine the angle is the opposite one.
         guess = self.op.Where(self.op.Less(b, 0.0), self.op.Neg(guess), guess)
         # One step for f(w) = b cos(w) - a sin(w) = r sin(angle - w), whose derivative is -r there.
         error = self.op.Mul(b, self.op.Cos(guess))
@@ -113,6 +115,7 @@ class Turns(Nodes):
 
     def _cos_sin(self, parts: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor]:
         """Return cosine and sine of parts of a turn, which are brought to half a turn at most."""
+        # Whole turns change neither; a small angle keeps its digits in float32.
         half = self.op.Add(parts, TURN // 2)
         inside = self.op.Sub(self.op.Mod(half, TURN), TURN // 2)
         angle = self.op.Mul(self.cast(inside, FLOAT), 2 * math.pi / TURN)
@@ -125,6 +128,7 @@ class Turns(Nodes):
         def product(a: gs.Tensor, b: gs.Tensor) -> gs.Tensor:
             return self.op.Mul(a, b, shape=shape)
 
+        # (cos + i sin) (a + i b) = (a cos - b sin) + i (a sin + b cos)
         real, imaginary = x
         return (
             self.op.Sub(product(real, cos), product(imaginary, sin)),
@@ -134,6 +138,7 @@ class Turns(Nodes):
     def _past(self, parts: gs.Tensor, whole: gs.Tensor) -> gs.Tensor:
         """Return e^{iW_0} h_0 of h_0 = 0, (B, N, 1, 2): rows times matrices."""
         cos, sin = self._cos_sin(self.op.ReduceSum(parts, [1], keepdims=0))
+        # The row (a, b) times ((cos, sin), (-sin, cos)) is the pair turned.
         entries = (cos, sin, self.op.Neg(sin), cos)
         rows = self.op.Concat(*(self.op.Unsqueeze(x, [2]) for x in entries), axis=2)
         matrix = self.op.Reshape(rows, [0, 0, 2, 2])
@@ -149,7 +154,7 @@ class Turns(Nodes):
         shape = [self.batch, self.length, 2 * self.count]
         return self.op.Reshape(both, [0, 0, 2 * self.count], shape=shape)
 
-    def _apart(self, x: gs.Tensor) -> Pair:
+    def _split(self, x: gs.Tensor) -> Pair:
         """Return both parts of (B, T, 2 N)."""
         pairs = self.op.Reshape(x, [0, 0, self.count, 2])
         real, imaginary = (self.op.Gather(pairs, np.asarray(n, LARGE), axis=3) for n in (0, 1))

@@ -51,6 +51,7 @@ def _side_by_side(
         packed = (batch, time, (*heads, *channels))
         part = writer.packed_in(packed, leaves, heads, dtype)
         if factor != 1.0:
+            # c (q . k) = (c q) . k
             part = writer.op.Mul(part, factor)
         parts.append(writer.reshape(part, packed, (batch, time, heads, channels)))
     split = (batch, time, heads, (channel,))

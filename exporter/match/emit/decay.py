@@ -141,6 +141,7 @@ class Gates(Factors):
         """Return the sum over all tokens so far, (B, T, heads)."""
         count = axis_size(heads)
         ones = self.op.Add(zero, 1.0)
+        # With q = k = 1 the sum over s <= t of (q_t . k_s) v_s is the running sum of v.
         attributes = {"q_num_heads": count, "kv_num_heads": count, "update_rule": "linear"}
         attributes |= {"causal": 1, "normalize": 0, "scale": 1.0, "eps": 0.0}
         op, name = linear_attention.OP.name, f"{self.root.name}/sum/LinearAttention"

@@ -89,7 +89,9 @@ class SignedGates(Gates):
     def signs(self, rates: gs.Tensor) -> Signs:
         """Return the signs of the products of later decays."""
         dtype, width = np.dtype(rates.dtype), known_shape(rates)[2]
+        # A product is negative if an odd number of its factors is; integers count them exactly.
         count = self.cast(self.op.Less(rates, 0.0), COUNT)
+        # Exclusive and from the end: over the tokens after t.
         later = self.op.CumSum(count, np.asarray(1, LARGE), exclusive=1, reverse=1)
         all_of_them = self.op.ReduceSum(count, [1], keepdims=0)
         by_channel = width != axis_size(self.layout.value)

@@ -90,6 +90,7 @@ class StabilizedWriter(MatchWriter):
         node = tensor.inputs[0] if tensor.inputs else None
         if node is None or node.op not in LAYOUT | ON_NUMBERS or len(node.outputs) != 1:
             raise NotAttentionError(f"what it is divided by is made of {tensor.name}")
+        # A value of (B, T, heads) needs none of the layouts it went through.
         if node.op in LAYOUT:
             return self._of_tokens(node.inputs[0], heads)
         inputs = [self._operand(t, heads) for t in node.inputs]

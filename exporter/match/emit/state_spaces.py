@@ -74,6 +74,7 @@ class StateSpaces(SignedGates):
         if roles.decay is None or other:
             return None
         found = read_decay(roles, heads)
+        # X_t = c t, with c of heads and channels, is the same decay at every token.
         counted = Iota(roles.query_position) in roles.decay.factors
         steady = all(f.axes <= {*heads, *roles.channels} for f in found.leaves)
         if not ((found.width or roles.turn) and counted and steady):
@@ -89,6 +90,7 @@ class StateSpaces(SignedGates):
         others = [f for f in turn.angle.factors if not isinstance(f, Leaf)]
         if others != [Iota(self.roles.query_position)]:
             raise NotAttentionError("its angles are no multiples of positions")
+        # Re((c + i d) e^{ix}) = c cos x - d sin x
         sines = [term.scaled(-1.0) for term in turn.sines]
         angle = self._stored([turn.angle], DOUBLE)
         turns = gs.Constant(self.name("number"), np.asarray(0.5 / math.pi, DOUBLE))

@@ -29,6 +29,7 @@ def delayed_tokens(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
         late = _cut(nodes, _padded(nodes, x, by, 0.0), 0, -by)
         late.shape = [batch, length, channels]
         return late
+    # The taps of the token before and of the token itself.
     taps = np.tile(np.asarray([1, 0], dtype), (static_size(x, 2), 1, 1))
     x = nodes.op.Transpose(x, perm=[0, 2, 1])
     x = nodes.op.CausalConvWithState(x, taps, dtype=dtype, shape=x.shape, activation="none")

@@ -81,6 +81,7 @@ class TransitionWriter(MatchWriter):
         """Return logarithms of the rates of all channels."""
         roles, heads = self.roles, self.transition.heads
         if roles.decay is None:
+            # log 1 = 0: the state does not fade.
             return self._numbers(0.0, roles.channels, dtype)
         found = decay.read_decay(roles, heads)
         if not found.leaves:

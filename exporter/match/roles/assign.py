@@ -69,6 +69,7 @@ def _causal(
 ) -> Roles | None:
     # sum_s [s <= t] looks back from a query t that is a dim to keys s that are summed over;
     # [t <= s], with the two exchanged, looks ahead.
+    # The triangle names both positions: the one that is summed over is the key's.
     positions = Positions.of(orders[0], free, bound)
     if positions is None:
         return None
@@ -150,6 +151,7 @@ def _sides(
     if found.neither or (found.both and len(leaves) < 3):
         return None
     query, key, weights = found.t_channels, found.s_channels, found.t
+    # A score is a sum over channels of a query and a key.
     if not query or not key or not channels:
         return None
     if found.both:
@@ -215,6 +217,7 @@ def _weigh_queries(
     if not weights:
         return True
     summed = value or product.of(PositionOrder)
+    # A factor without the position of keys can be taken out of the sum over them.
     return bool(summed) and not axes_of(weights) & set(widths)
 
 

@@ -77,6 +77,8 @@ def without_step(product: Term) -> tuple[Term, bool]:
         time = Iota(order.row)
         for decay in (f for f in exps if time in f.inner.terms[0].factors):
             (term,) = decay.inner.terms
+            # exp(c (t - 1 - s)) = exp(c t) exp(-c) exp(-c s): the factor exp(-c) is what is looked
+            # for.
             step = Term(-term.coefficient, tuple(f for f in term.factors if f != time))
             for own in exps:
                 (exponent,) = own.inner.terms
@@ -97,9 +99,11 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
     exps = [f for f in product.of(Nested) if f.kind == "exp"]
     if not exps:
         return None
+    # exp of a sum was split into factors where its terms are decays: such a sum is something else.
     if any(len(f.inner.terms) != 1 for f in exps):
         raise NotAttentionError("exp is taken of a sum of several things")
     both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
+    # exp(q_t . k_s) is not a product of a factor of t and one of s.
     if both:
         raise NotAttentionError(f"exp is taken of query times key, which is {SOFTMAX_ATTENTION}")
     at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
@@ -166,6 +170,7 @@ def plain_exps(product: Term, free: frozenset[Axis]) -> Term:
             continue
         term = factor.inner.terms[0]
         leaf = term.factors[0] if len(factor.inner.terms) == len(term.factors) == 1 else None
+        # Such an exp depends on one entry alone, so it is an elementwise function of it.
         if isinstance(leaf, Leaf) and leaf.axes == factor.axes:
             if leaf.axes & positions & free:
                 raise NotAttentionError(

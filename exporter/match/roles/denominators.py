@@ -68,6 +68,7 @@ def of_keys_alone(product: Term, below: Denominator) -> tuple[Term, Denominator]
     free = below.over.inner.axes
     upper, lower = list(product.factors), list(below.sum.factors)
     for factor, other in _pairs(product, below.sum, free):
+        # sum_s e x_s / sum_s e y_s = sum_s x_s / sum_s y_s for an e that is not summed over.
         if factor.axes <= free and _entry(factor):
             upper.remove(factor)
             lower.remove(other)
@@ -104,6 +105,7 @@ def _with_decays(term: Term, free: frozenset[Axis]) -> Term:
     there = not decay.axes & set(order.row) and decay.axes & set(order.column)
     if not there or not set(order.row) <= free or len(decay.inner.terms) != 1:
         return term
+    # exp(G_t) is the same for all s, so that both sums may be multiplied with it.
     at_query = decay.inner.rename({s: (t,) for s, t in zip(order.column, order.row, strict=True)})
     grown = replace(at_query, terms=(at_query.terms[0].scaled(-1.0),))
     return replace(term, factors=(*term.factors, Nested("exp", grown)))

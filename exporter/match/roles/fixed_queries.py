@@ -48,6 +48,7 @@ def read_fixed_queries(product: Term, form: Form, is_weight: IsWeight) -> Roles 
     assert decay is not None
     rates, angle = decay.of(Leaf), None
     if turns:
+        # The angle must be b t - b s: a rotation by b in every step, of which t - s make b (t - s).
         angle = common_multiple(turns[0].inner.terms, product, positions.query, positions.key)
         if angle is None:
             return None

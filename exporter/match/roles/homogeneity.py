@@ -68,10 +68,12 @@ class Homogeneous:
         if node.op == "Scan":
             place = next(i for i, o in enumerate(node.outputs) if o is tensor)
             return self.grows(node.attrs["body"].outputs[place])
+        # f(c x) = c f(x) is kept by moves, sums and the largest of values, for c > 0.
         if node.op in OF_ONE:
             filled = node.inputs[2:3] if node.op == "Pad" else []
             return all(map(self.grows, [node.inputs[0], *(t for t in filled if not t.is_empty())]))
         if node.op == "Where":
+            # A choice that data makes may change with their size.
             return self._follows_from_sizes(node.inputs[0]) and all(
                 map(self.grows, node.inputs[1:])
             )

@@ -35,10 +35,13 @@ def with_initial(roles: Roles, fading: Term) -> Roles | None:
         return None
     exps = [f for f in fading.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
     state = tuple(fading.of(Leaf))
+    # A state before the first token is the same for all queries.
     constant = not any(f.axes & set(roles.query_position) for f in state)
     if len(exps) != 1 or len(state) + 1 != len(fading.factors) or not constant:
         return None
     (exponent,) = exps[0].inner.terms
+    # h_t = exp(G_t) h + sum_s exp(G_t - G_s) b_s: the state at the beginning meets the decays of
+    # the sum.
     same = math.isclose(exponent.coefficient, roles.decay.coefficient)
     if not same or match(exponent, roles.decay, exps[0].axes) is None:
         raise NotAttentionError("its state at the beginning fades by other decays than its sum")

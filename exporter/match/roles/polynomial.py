@@ -105,6 +105,7 @@ def _first_power(term: Term, free: Axes) -> Term:
     repeated = _repeated(term, free)
     if len(repeated) != 2:
         return term
+    # x^n has n equal queries and n equal keys: without n - 1 of each it is the first power.
     first = repeated[0][0]
     # Of the keys, the one that is summed over the channels of this query.
     other = max(repeated[1], key=lambda leaf: len(leaf.axes & first.axes))
@@ -142,6 +143,7 @@ def _check_signs(numbers: Sequence[float]) -> None:
     Raises:
         NotAttentionError: coefficients have different signs.
     """
+    # With negative coefficients -p is the kernel, and the sign a factor of the sum.
     sign = math.copysign(1.0, numbers[-1])
     if any(sign * number < 0 for number in numbers):
         raise NotAttentionError(
@@ -214,9 +216,11 @@ def _mapped(
             f"heads of width {width}; at most {WIDEST:,} are computed in less time than all pairs "
             "of tokens"
         )
+    # p / unit is the map's kernel; the unit multiplies the whole sum.
     linear = replace(linear, post=unit)
     if below is not None:
         ratio, eps = below
+        # p / (r p + eps) = (1 / r) (r p) / (r p + eps), with the op's scores r unit kappa.
         linear = replace(linear, normalize=True, scale=ratio * unit, eps=eps, post=1 / ratio)
     scales = {"query": factor, "key": factor}
     cancels = _text(numbers) if _cancels(numbers, linear) else ""

@@ -27,6 +27,7 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
     if positions is None:
         return None
     found = Labelled.of(product.of(Leaf), positions.query, positions.key, ())
+    # exp(G_t - G_s) is two exps; one with both positions is a score.
     mixed = any(f.axes & {*positions.query} and f.axes & {*positions.key} for f in _exps(product))
     if mixed or found.both or not found.s or not all(map(_floating, found.s)):
         return None

@@ -24,6 +24,8 @@ def without_maximum(product: Term) -> tuple[Term, bool]:
         if largest is None:
             continue
         others = [f for f in product.of(Nested) if f is not factor and f.kind == "exp"]
+        # exp(-m_t) does not depend on s: it is a factor of the sum. m must be the maximum of just
+        # the exponents that are left.
         weights = Term(1.0, (*product.of(PositionOrder), *others))
         if match(largest.inner.terms[0], weights, factor.axes) is not None:
             rest = tuple(f for f in product.factors if f is not factor)

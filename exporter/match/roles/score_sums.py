@@ -104,6 +104,7 @@ def _joined(parts: Sequence[Roles], free: frozenset[Axis]) -> Roles | None:
         return None
     # A label that some queries and keys have is of heads, where it is of the width for others.
     widths = tuple(a for a in first.widths if all(a in p.widths for p in parts))
+    # sum_i (q_i . k_i) v = (sum_i q_i . k_i) v: what all terms share is a factor of the sum.
     value = _common([p.value for p in parts])
     weights = _common([p.weights for p in parts])
     products = list[ScoreProduct]()
@@ -115,6 +116,7 @@ def _joined(parts: Sequence[Roles], free: frozenset[Axis]) -> Roles | None:
         # A denominator has what belongs to queries and keys as well, or it is another sum.
         if part.normalize and (keys or queries):
             return None
+        # The first term's number is a factor of the sum, so that others are relative to it.
         number = part.scale / first.scale if part.normalize else part.post / first.post
         query, key = (*part.query, *queries), (*part.key, *keys)
         products.append(ScoreProduct(query, key, part.channels, number))
@@ -144,6 +146,7 @@ def _alike(a: Roles, b: Roles, free: frozenset[Axis]) -> bool:
         return False
     if {*a.batch} != {*b.batch}:
         return False
+    # Terms of one quotient have one factor in front.
     if a.normalize and not math.isclose(a.post, b.post, rel_tol=EQUAL):
         return False
     if a.decay is None or b.decay is None:

@@ -88,6 +88,7 @@ def _by_reading(form: Form, state: str) -> tuple[Term, tuple[Term, Leaf], Term] 
     for term in form.terms:
         own = [f for f in term.of(Leaf) if f.tensor.name == state]
         rest = Term(term.coefficient, tuple(f for f in term.factors if f not in own))
+        # The step must be linear in the state: one factor, under no function.
         if len(own) > 1 or any(f.function != ("x",) for f in own):
             return None
         if not own:
@@ -113,6 +114,7 @@ def _parts(form: Form, state: str) -> _Parts | None:
     ((bound,), (channel,)) = renamed[0]
     reads, writes = _split(correction, bound)
     key, value = _split(addend, channel)
+    # b_j a_i S_ij is summed over the channel that a reads; nothing else may be summed in a step.
     mixed = any(channel in f.axes for f in reads) or addend.axes - form.axes or bound in form.axes
     leaves = len(correction.of(Leaf) + addend.of(Leaf))
     if mixed or leaves != len(correction.factors) + len(addend.factors) or not reads or not key:
@@ -151,6 +153,7 @@ def _query(output: Form, state: str, parts: _Parts) -> tuple[Term, tuple[Index, 
         return None
     known: Renaming = {a: (b,) for a, b in zip(labels, parts.dims, strict=True)}
     summed = Term(1.0, tuple(own)).rename(known).axes - output.rename(known).axes
+    # A query reads the state along the channel that keys were written to.
     if summed != {parts.channel} or term.axes - output.axes - {*labels}:
         return None
     return Term(term.coefficient, others).rename(known), output.rename(known).dims
@@ -195,5 +198,6 @@ def _decay(growth: Term, time: Axis, t: Axis, u: Axis) -> Term:
     """Return the sum of the logarithms of all rates up to a query."""
     if time not in growth.axes:
         return replace(growth, factors=(*growth.factors, Iota((t,))))
+    # log of a product of rates is the sum of their logarithms.
     summed = growth.rename({time: (u,)})
     return replace(summed, factors=(*summed.factors, PositionOrder((t,), (u,))))

@@ -88,6 +88,7 @@ def gemm(e: Evaluator, node: gs.Node) -> Form | None:
     # As of MatMul: a[i, j, 1] b[1, j, k], of which j is summed over.
     a = replace(a, dims=(*a.dims, ()))
     b = replace(b, dims=((), *b.dims))
+    # (alpha a) b = alpha (a b).
     scaled = algebra.times(a, algebra.constant(float(node.attrs.get("alpha", 1.0))))
     return scaled and contraction(e, scaled, b, [1], keep=False)
 

@@ -122,6 +122,8 @@ def not_finite(e: Evaluator, node: gs.Node) -> Form | None:
     form = e.form(node.inputs[0])
     if form is None or form.leaf is not None or not _stored(e, form):
         return None
+    # Stored tensors are taken to be finite, and in the algebra a mask of 0 removes what it
+    # multiplies.
     finite = all(math.isfinite(term.coefficient) for term in form.terms)
     return algebra.constant(0.0, form.dims) if finite else None
 
@@ -263,6 +265,7 @@ def log(a: Form) -> Form | None:
     if a.scalar is not None:
         return algebra.constant(math.log(a.scalar), a.dims) if a.scalar > 0 else None
     exps = [f for t in a.terms for f in t.of(Nested) if f.kind == "exp" and f.axes <= a.axes]
+    # log(exp(x) exp(y)) = x + y.
     if len(a.terms) == 1 and a.terms[0] == Term(1.0, tuple(exps)):
         return Form(a.dims, tuple(t for f in exps for t in f.inner.terms))
     summed = [term for term in a.terms if term.axes - a.axes]
@@ -345,10 +348,12 @@ def where(condition: Form, a: Form, b: Form) -> Form | None:
     """Return c a + (1 - c) b, where one of them is a number."""
     if condition.scalar is not None:
         chosen, other = (a, b) if condition.scalar else (b, a)
+        # The side that is not chosen still broadcasts the result.
         ones = algebra.times(*(algebra.constant(1.0, x.dims) for x in (condition, other)))
         return ones and algebra.times(chosen, ones)
     if not _boolean(condition):
         return None
+    # A mask is 0 or 1, so that Where(c, a, b) = c a + (1 - c) b for finite a and b.
     opposite = algebra.complement(condition)
     if opposite is None:
         return None

@@ -66,6 +66,7 @@ def convolved(e: Evaluator, node: gs.Node) -> Form | None:
     if size_of(tokens.dims[2]) != size or channels != Size(node.attrs.get("group", 1)):
         return None
     front, behind = ends_of(e, pad)
+    # With T - 1 zeros in front, position t meets the tokens 0 to t and no later one.
     whole = list(front) == [2] and not behind and fills_zero(e, pad)
     if not whole or not compare(front[2], size, lambda a, b: a == b - 1):
         return None
@@ -103,6 +104,7 @@ def _backwards(e: Evaluator, weight: gs.Tensor) -> gs.Tensor | None:
     if unsqueezed is None or turned is None or e.ints(unsqueezed, 1, "axes") != [1]:
         return None
     start, end, axis, step = (e.ints(turned, i, "") for i in range(1, 5))
+    # Conv correlates, y_t = sum_j w_j x_{t+j}: of w backwards, token s meets K_{t-s}.
     whole = start == [-1] and end is not None and len(end) == 1 and end[0] < -END
     return turned.inputs[0] if whole and axis in ([-1], [1]) and step == [-1] else None
 
@@ -115,6 +117,7 @@ def _summed(kernel: Form, tokens: Form, along: int) -> Form | None:
     t, s = matrix.dims[-2:]
     last = _moved(tokens, along, -1)
     spread = replace(last, dims=(*last.dims[:-1], (), last.dims[-1]))
+    # K has no entry for t < s: the factors exp(a t) exp(-a s) do, which the mask removes.
     masked = algebra.times(matrix, Form((t, s), (Term(1.0, (PositionOrder(t, s),)),)))
     product = masked and algebra.times(masked, spread)
     if product is None:

@@ -27,6 +27,7 @@ def reduce_max(e: Evaluator, node: gs.Node) -> Form | None:
         return None
     kept = [() if p == place else index for p, index in enumerate(form.dims)]
     left = tuple(index for p, index in enumerate(kept) if p != place)
+    # exp increases, so max_s x_s = log max_s exp(x_s).
     largest = algebra.nested("log max", Form(left, weights.terms))
     dims = tuple(kept) if node.attrs.get("keepdims", 1) else left
     return Form(dims, (Term(1.0, (largest,)),))
@@ -40,6 +41,7 @@ def softmax(e: Evaluator, node: gs.Node) -> Form | None:
     weights = None if form is None else _weights(form, place % len(form.dims))
     if form is None or weights is None:
         return None
+    # The maximum that a stable softmax subtracts divides numerator and denominator alike.
     total = algebra.summed(weights.fresh(), [place % len(form.dims)], keep=True)
     over = algebra.one_over(total)
     return over and algebra.times(weights, over)

@@ -50,6 +50,7 @@ def matrix_form(e: Evaluator, tensor: gs.Tensor, form: Form) -> Form:
         form: as the evaluator has it.
     """
     sizes = [size for size in map(size_of, form.dims) if size.known is None]
+    # A matrix of two positions has one dynamic size twice.
     if len(sizes) == len(set(sizes)):
         return form
     followed = kernel_form(e, tensor, form)

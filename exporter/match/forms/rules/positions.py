@@ -138,6 +138,7 @@ def _falls(later: Term, earlier: Term, free: frozenset[Axis]) -> PositionOrder |
         return None
     at_row = dict(zip(since[0], ((a,) for a in to[0]), strict=True))
     moved = _at_offset(earlier.scaled(-1.0).rename(at_row), to[1])
+    # later(t) = -earlier(s) with s renamed to t: both are values of one running sum G.
     alike = math.isclose(moved.coefficient, later.coefficient)
     if not alike or match(later, moved, free) is None:
         return None
@@ -161,6 +162,7 @@ def _at_offset(term: Term, offset: int) -> Term:
 def rate_falls(term: Term) -> bool:
     """Return whether a running sum never rises: what is added at each position is not above 0."""
     signs = [sign_of(f) for f in term.of(Leaf)]
+    # The sign of a product is the product of the signs; a factor of unknown sign has 0.
     return math.prod(signs) * term.coefficient < 0
 
 

@@ -122,11 +122,13 @@ def _before(
             closed = form and _closed(e, form, name, first[name], time)
         elif (same := _step_ago(e, form, first[name])) is not None:
             closed = same
+        # The value of the step before is zero in the first step: the state must begin so.
         elif first[name].scalar != 0:
             closed = None
         else:
             closed = form and _without_states(form, before)
             closed = closed and delayed_along(closed, (time,))
+        # A closed form that still reads a state would need that one solved first.
         if closed is None or _has(closed, set(following)):
             return None
         before[name] = closed
@@ -180,6 +182,7 @@ def steps_of(
     time = Axis(lengths[0][0].size, parameter=True)
     given = []
     for form, place in zip(forms, places, strict=True):
+        # A step reads one slice: the scanned dim goes, and its label becomes the step.
         at_step = form.rename({form.dims[place][0]: (time,)})
         given.append(Form(at_step.dims[:place] + at_step.dims[place + 1 :], at_step.terms))
     return time, given

@@ -92,6 +92,7 @@ def _factor(factor: Factor, index: Index, by: int) -> Factor | None:
     if not factor.axes & set(index):
         return factor
     if isinstance(factor, PositionOrder) and factor.row == index:
+        # [s <= t + c] at t - k is [s <= t - k + c].
         return replace(factor, offset=factor.offset - by)
     if isinstance(factor, Nested):
         terms = [_term(term, index, by) for term in factor.inner.terms]
