@@ -261,7 +261,7 @@ def _renamed(
         swaps: with their patches.
         known: those of functions that the module has by their names, by their ids.
     """
-    wanted = [(both, signature(both[0].replacement)) for both in swaps]
+    needs = [(both, signature(both[0].replacement)) for both in swaps]
     names = {swap.name for swap, _ in swaps}
     for name, function in list(vars(module).items()):
         if not inspect.isfunction(function) or name in names:
@@ -269,7 +269,7 @@ def _renamed(
         own = signature(function)
         if len(own.parameters) < DISTINCT:
             continue
-        same = [both for both, needs in wanted if is_same(own, needs)]
+        same = [both for both, other in needs if is_same(own, other)]
         free = [both for both in same if id(both) not in known]
         if free and len({swap.replacement for swap, _ in same}) == 1:
             yield FunctionPlace(module, name, function), free[0]

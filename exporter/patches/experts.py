@@ -115,7 +115,7 @@ def described(module: LibraryObject) -> ExpertFunction | None:
         return ExpertFunction(ACTIVATIONS[activation], module.has_gate)
     if (gate.__qualname__, activation) in CAPPED and module.has_gate:
         caps = act.gate_softcap.softcap, act.up_softcap.softcap
-        # Of a cap of zero the library's quotient is no number, where the op has no cap.
+        # With a cap of zero the library's quotient is NaN, and the op has no cap.
         return ExpertFunction("silu", True, *caps) if min(caps) > 0 else None
     return None
 

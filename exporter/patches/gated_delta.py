@@ -3,7 +3,7 @@
     S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
     o_t = S_t^T q_t / sqrt(d_k)
 
-q and k (B, T, H_k, d_k), divided by sqrt(|x|^2 + 1e-6) where asked; v (B, T, H_v, d_v); beta
+q and k (B, T, H_k, d_k), divided by sqrt(|x|^2 + 1e-6) on request; v (B, T, H_v, d_v); beta
 (B, T, H_v); g the same, or per key channel (B, T, H_v, d_k) in Kimi's variant. A query or key head
 serves H_v / H_k value heads in a row, as in the op.
 """

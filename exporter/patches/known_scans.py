@@ -103,7 +103,7 @@ PREFIX_SOFTMAX = Scan(
     prefix_softmax,
     frozenset({1, 2}),
     ((0, 1, 2), (1, 0, 2), (2, 0, 1)),
-    # Scores far below 0 show a bound; apart by more than 709, what no exponential is taken of.
+    # Scores far below 0 show a bound; differences above 709 are those whose exp overflows float64.
     tuple(
         (partial(_scores, size, mean), partial(_normal, 1.0), partial(_normal, 1e4))
         for size, mean in ((1.0, 0.0), (1.0, -1e3), (1.0, 1e3), (300.0, 0.0))

@@ -65,6 +65,6 @@ def attribute(holder: LibraryObject, name: str) -> LibraryObject:
 
 def _gone(name: str, more: str = "") -> EnvironmentProblemError:
     return EnvironmentProblemError(
-        f"There is no {name}, which linexport needs to convert this model{more}. "
+        f"{name}, which linexport needs to convert this model{more}, does not exist. "
         f"{TRANSFORMERS.advice()}"
     )

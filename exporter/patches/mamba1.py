@@ -78,7 +78,7 @@ def of_package(
 
 
 def refuse_fixed(A: Tensor, B: Tensor, C: Tensor) -> None:
-    """Refuse a scan that is no selective one.
+    """Refuse a scan that is not selective.
 
     Raises:
         UnsupportedModelError: its rates are complex, or B or C is the same for all tokens.

@@ -148,7 +148,7 @@ def _is_drawn(leaf: object) -> bool:
 
 
 def _loop(call: _Call) -> TorchCallable | None:
-    """Return what takes the place of a function; None where that is no known scan."""
+    """Return the replacement of a function; None if it is not a known scan."""
     given, results = _tensors(call.arguments), _tensors(call.result)
     scan = SCANS[len(given)]
     if len(results) != len(pytree.tree_leaves(call.result)):

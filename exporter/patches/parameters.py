@@ -45,14 +45,14 @@ def signature(function: Callable[..., object]) -> Signature:
     return inspect.signature(inspect.unwrap(function))
 
 
-def match(function: Signature, wanted: Signature) -> dict[str, str]:
-    """Return what a function calls parameters, by the names they are wanted by.
+def match(function: Signature, expected: Signature) -> dict[str, str]:
+    """Return the names of a function's parameters, by linexport's names for them.
 
     Args:
         function: of a library.
-        wanted: with linexport's names, in the order that the library has.
+        expected: with linexport's names, in the order that the library has.
     """
-    own, needed = _named(function), _named(wanted)
+    own, needed = _named(function), _named(expected)
     if "self" not in needed:
         own.pop("self", None)
     found = _by_name(own, needed)
@@ -69,9 +69,9 @@ def match(function: Signature, wanted: Signature) -> dict[str, str]:
     return found
 
 
-def is_same(function: Signature, wanted: Signature) -> bool:
-    """Return whether a function has what is wanted, and nothing else, all of it by name."""
-    own, needed = _named(function), _named(wanted)
+def is_same(function: Signature, expected: Signature) -> bool:
+    """Return whether a function has the expected parameters by name, and no others."""
+    own, needed = _named(function), _named(expected)
     found = _by_name(own, needed)
     return len(found) == len(own) and {n for n in needed if _must(needed[n])} <= found.keys()
 
@@ -185,37 +185,37 @@ class Bound:
         given.apply_defaults()
         found = dict(given.arguments)
         taken = {name: found.pop(place) for name, place in self.names.items()}
-        wanted = signature(self.replacement)
+        expected = signature(self.replacement)
         for name, value in found.items():
             parameter = self.function.parameters[name]
             if parameter.kind is Parameter.VAR_KEYWORD:
-                known = value if takes_any(wanted) else value.keys() & wanted.parameters.keys()
+                known = value if takes_any(expected) else value.keys() & expected.parameters.keys()
                 taken |= {n: value[n] for n in known if n not in taken}
             elif name != "self" and not _is_default(value, parameter.default):
                 self.notes.add(f"{name} of {self.place}")
         return self.replacement(**taken)
 
     def _check(self) -> None:
-        own, wanted = _named(self.function), _named(signature(self.replacement))
+        own, expected = _named(self.function), _named(signature(self.replacement))
         unknown = [n for n in own if _must(own[n]) and n not in (*self.names.values(), "self")]
         if unknown:
-            raise self._error(unknown, "which linexport does not know", own, wanted)
-        missing = [n for n in wanted if _must(wanted[n]) and n not in self.names]
+            raise self._error(unknown, "which linexport does not know", own, expected)
+        missing = [n for n in expected if _must(expected[n]) and n not in self.names]
         if missing:
-            raise self._error(missing, "which linexport needs", own, wanted, "does not have")
+            raise self._error(missing, "which linexport needs", own, expected, "does not have")
 
     def _error(
         self,
         names: Iterable[str],
         what: str,
         own: Iterable[str],
-        wanted: Iterable[str],
+        expected: Iterable[str],
         verb: str = "has",
     ) -> UnsupportedModelError:
         found = ", ".join(map(repr, names))
         return UnsupportedModelError(
             f"{self.place} {verb} the parameter {found}, {what}: its parameters are "
-            f"({', '.join(own)}); linexport knows it with ({', '.join(wanted)}). {self.advice}"
+            f"({', '.join(own)}); linexport knows it with ({', '.join(expected)}). {self.advice}"
         )
 
 

@@ -106,7 +106,7 @@ def create_causal_mask(
     """(B, 1, T, past + T), for an attention_mask (B, past + T).
 
     Raises:
-        UnsupportedModelError: the mask that is asked for is of another kind.
+        UnsupportedModelError: the requested mask is of another kind.
     """
     _check_kind(config, or_mask_function, and_mask_function, block_sequence_ids)
     total = attention_mask.shape[1]
@@ -130,7 +130,7 @@ def create_sliding_window_causal_mask(
     """(B, 1, T, W - 1 + T), for an attention_mask (B, past + T) and a window of W tokens.
 
     Raises:
-        UnsupportedModelError: the mask that is asked for is of another kind.
+        UnsupportedModelError: the requested mask is of another kind.
     """
     _check_kind(config, or_mask_function, and_mask_function, block_sequence_ids)
     kept, length = config.sliding_window - 1, inputs_embeds.shape[1]
