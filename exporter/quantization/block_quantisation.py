@@ -25,7 +25,7 @@ SHRINKS = np.linspace(0.64, 1.0, 10, dtype=np.float32)
 
 SHIFTS = (0, -1, 1)
 FEW = 15
-"""Zero points beside the nearest are tried where there are so few values: each is a large step."""
+"""Neighbours of the nearest zero point are tried for so few values: each is a large step."""
 
 SMALLEST = np.float32(1e-30)
 """Least magnitude of a scale."""

@@ -49,7 +49,7 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationIn
         seed: of drawn inputs.
 
     Raises:
-        UsageError: data that cannot be read, or that is no text for this model.
+        UsageError: data that cannot be read, or that is not text for this model.
         UnsupportedModelError: the model reads integers and is not known to read text.
     """
     language = _language(artifact)

@@ -218,8 +218,8 @@ class Quantiser:
             if moment is None:
                 found, method = nearest(matrix, grid), "nearest"
             else:
-                wanted = matrix if error is None else for_inexact_inputs(matrix, moment, error)
-                found, method = gptq(wanted, grid, moment), "gptq"
+                target = matrix if error is None else for_inexact_inputs(matrix, moment, error)
+                found, method = gptq(target, grid, moment), "gptq"
             values, scales, zeros = memory.memory_mapped([found.values, found.scales, found.zeros])
             found = replace(found, values=values, scales=scales, zeros=zeros)
             made = Chosen(weight, found, method)

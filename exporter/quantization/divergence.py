@@ -43,7 +43,7 @@ def compare(windows: Iterable[tuple[NDArray, Pieces]]) -> TokenDivergenceRecord:
         windows: for each, its tokens (T,), and logits of them all.
 
     Raises:
-        ValueError: there is no window.
+        ValueError: no windows are given.
     """
     columns: tuple[list[Values], ...] = ([], [], [], [])
     for tokens, pieces in windows:

@@ -6,7 +6,7 @@ A quantised model must stream as its float32 original does: its weights are the 
 every call. Activations that are rounded to int8 are not: a difference of the last digit between a
 whole and a split sequence can round to the next integer, and both are equally good. So streams are
 compared with activations in float32, to float32's tolerance, and the drift with rounded ones is
-reported beside.
+reported separately.
 """
 
 from __future__ import annotations

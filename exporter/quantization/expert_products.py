@@ -6,8 +6,8 @@
 
 For what ONNX Runtime's kernel for experts does not have: other activations, soft caps, widths that
 no block divides, and routers that give negative weights. A product of no rows returns at once, so
-an expert that nobody chose costs about a microsecond. ``tools/bench_experts.py`` measures these
-products, and for relu2 the kernel beside them, which needs every row of ``up`` twice.
+an unused expert costs about a microsecond. ``tools/bench_experts.py`` measures these products, and
+for relu2 the kernel too, which needs every row of ``up`` twice.
 """
 
 from __future__ import annotations

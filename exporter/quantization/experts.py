@@ -10,7 +10,7 @@ Rows of a gated ``up'`` alternate: gate, value, gate, value, ... Sizes must be m
 
 A token has each of its experts once, and none counts less than zero: the kernel leaves out what
 does. Routers take the largest of a softmax or of sigmoids. Both weights have the same bits.
-``tools/bench_experts.py`` measures it beside float32. What the kernel does not have is left to
+``tools/bench_experts.py`` measures it against float32. What the kernel does not have is left to
 ``expert_products``.
 """
 

@@ -2,7 +2,7 @@
 
     memory    BASE + part of the float32 weights + logits of the longest prompt
     disk      weights in files without a name and models that are opened meanwhile, in TMPDIR;
-              the float32 artifact and the new one, beside the output
+              the float32 artifact and the new one, in the output's folder
 
 Parts of disk are those of the files that are written. Weights are in mapped files, which leave
 memory when others need it; a part of them is in use. ``tools/bench_memory.py`` measures it.

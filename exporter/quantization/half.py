@@ -4,7 +4,7 @@
 
 ONNX Runtime computes the Cast when it opens the model: no CPU kernel multiplies in half precision,
 and a Cast in every call takes longer than the product. So files and downloads halve, and time and
-memory are those of float32; a table alone stays in half precision in memory.
+memory are those of float32; only a table remains in half precision in memory.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class LayerChain:
         model: the whole model.
         values: of its graph, that the layers give, in order.
         calibration: sequences of tokens that values are measured on.
-        compared: sequences of which the logits are wanted afterwards.
+        compared: sequences whose logits are read afterwards.
 
     Raises:
         UnsupportedModelError: the graph cannot be cut at these values.
@@ -89,7 +89,7 @@ class LayerChain:
     def leave(self, index: int) -> None:
         """Run a layer on all sequences, for the next one; must be called in order."""
         segment = self.segments[index]
-        if segment.ends is None:  # logits are computed when they are asked for
+        if segment.ends is None:  # logits are computed on request
             return
         run = self._open(segment, (segment.ends, *segment.outputs))
         for number in range(len(self._sequences)):

@@ -1,7 +1,7 @@
 """Models that are changed and opened while weights are chosen.
 
-The float32 model is read once, one weight at a time. Its large values are memory-mapped and apart
-from the graph: a changed graph costs no copy of them until it is written to a file, which ONNX
+The float32 model is read once, one weight at a time. Its large values are memory-mapped, outside
+of the graph: a changed graph costs no copy of them until it is written to a file, which ONNX
 Runtime maps into memory. What is not in use is not open.
 """
 
@@ -44,7 +44,7 @@ class FloatModel:
 
     Attributes:
         artifact: opened, for its outputs and the inputs of its graph.
-        graph: the model; values of its matrices are apart.
+        graph: the model, without the values of its matrices.
         values: of the matrices, by initializer.
         threads: of every session, 0 for ONNX Runtime's choice.
     """
@@ -169,7 +169,7 @@ class SecondMoments:
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
-        """Add the rows of one value (..., K); y is x where there is no other."""
+        """Add the rows of one value (..., K); y is x without another value."""
         rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
         others = rows if other is None else other.reshape(rows.shape).astype(np.float64)
         width = rows.shape[-1]

@@ -1,4 +1,4 @@
-"""A quantised model beside its float32 one: distributions, outputs, states and streams."""
+"""Compare a quantised model with its float32 one: distributions, outputs, states, streams."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class KeptWeight:
-    """A weight that stays as it is.
+    """A weight that is not quantised.
 
     Attributes:
         name: of the initializer.
@@ -133,7 +133,7 @@ def find(
     """Return weights of the main graph that can be quantised, and those that stay, by first use.
 
     Args:
-        model: a model; its values may be apart from it.
+        model: a model; may lack the values of its initializers.
         values: floating-point values of its initializers of two dimensions or more, by name.
     """
     values = {name: array for name, array in values.items() if array.ndim == 2}
@@ -187,7 +187,7 @@ def _readers(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _reason(uses: list[Use], readers: int, outputs: int, inputs: int) -> str | None:
-    """Return why a weight stays as it is, or None."""
+    """Return why a weight is not quantised, or None."""
     if len(uses) != readers or len({use.rows_are_inputs for use in uses}) > 1:
         return OTHER_READERS
     if outputs < LEAST_OUTPUTS:
@@ -196,7 +196,7 @@ def _reason(uses: list[Use], readers: int, outputs: int, inputs: int) -> str | N
 
 
 def few_inputs(inputs: int) -> str | None:
-    """Return why a weight of so many inputs stays as it is, or None."""
+    """Return why a weight of so many inputs is not quantised, or None."""
     if inputs < LEAST_INPUTS:
         return f"{inputs} inputs, fewer than the smallest block has"
     return None

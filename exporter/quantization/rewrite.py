@@ -54,7 +54,7 @@ def quantised_model(
     """Return a copy of the model that reads quantised weights.
 
     Args:
-        model: not changed; values of its initializers may be apart from it.
+        model: not changed; may lack the values of its initializers.
         chosen: weights with their quantised values, by initializer.
     """
     result = replaced_weights(model, chosen, _replacement, _initializers)
@@ -72,7 +72,7 @@ def replaced_weights(
     """Return a copy of the model with other nodes and initializers for some weights.
 
     Args:
-        model: not changed; values of its initializers may be apart from it.
+        model: not changed; may lack the values of its initializers.
         chosen: weights with their quantised values, by initializer.
         replacement: gives the nodes in the place of one that reads a weight.
         initializers: gives what is stored of a weight.

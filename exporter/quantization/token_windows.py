@@ -134,7 +134,7 @@ def read_text(path: Path) -> tuple[str, TextRecord]:
     """Read up to ``LARGEST`` characters of a text file, or of the ``.txt`` files of a folder.
 
     Raises:
-        UsageError: there is no text, or it cannot be read.
+        UsageError: no text was found, or it cannot be read.
     """
     files: Sequence[Path] = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     parts: list[str] = []
