@@ -147,7 +147,7 @@ def without_options(target: Target, options: Options) -> Target:
     """The default of ``Target.configure``.
 
     Raises:
-        UsageError: something was asked for.
+        UsageError: an option was given.
     """
     if options != Options():
         raise UsageError(
@@ -163,7 +163,7 @@ class Converted:
     """A lowered model, written and checked, of which engines may be built.
 
     Attributes:
-        model: its file; engines go beside it.
+        model: its file; engines go into the same folder.
         dims: ranges of the dynamic dimensions, all bounded.
         inputs: of the model, states among them.
         outputs: of the model, states among them.
@@ -183,7 +183,7 @@ Build = Callable[[Converted], list[EngineRecord]]
 """Makes engines of a converted model, and returns a record of each for the manifest."""
 
 Assemble = Callable[[Converted], PreparedRecord]
-"""Writes what builds engines on other machines beside a converted model, and returns its record."""
+"""Writes the files that build a converted model's engines elsewhere, and returns the record."""
 
 
 @dataclass(frozen=True)

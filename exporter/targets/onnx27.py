@@ -1,6 +1,6 @@
 """Target ``onnx27``: the standard LinearAttention and CausalConvWithState of ONNX opset 27.
 
-ONNX Runtime 1.31 loads opset 27 only when asked to, 1.32 as it is. Both run these operators by
+ONNX Runtime 1.31 loads opset 27 only on request, 1.32 by default. Both run these operators by
 their own function bodies; the target is for runtimes that implement them.
 """
 

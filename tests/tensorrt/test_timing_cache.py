@@ -59,7 +59,7 @@ def test_a_cache_of_another_gpu_is_refused(tmp_path: Path) -> None:
     other = SimpleNamespace(
         create_timing_cache=lambda kept: kept, set_timing_cache=lambda cache, ignore: False
     )
-    refused = pytest.raises(UsageError, match="no timing cache of this TensorRT and GPU")
+    refused = pytest.raises(UsageError, match="not a timing cache of this TensorRT and GPU")
     with refused, timing_cache(other, tmp_path / "x"):
         pass
 

@@ -228,9 +228,9 @@ def _renamed(
     sizes: dict[str, Sequence[int]] = dict(values.integers)
     if node.op_type == "Reshape":  # to sizes that may have been computed from others
         del made.attribute[:]
-        wanted = [*(0,) * LEAD, *values.tokens[node.output[0]].shape]
-        made.input[1] = f"shape {wanted}"
-        sizes[made.input[1]] = wanted
+        target = [*(0,) * LEAD, *values.tokens[node.output[0]].shape]
+        made.input[1] = f"shape {target}"
+        sizes[made.input[1]] = target
     elif node.op_type in MEANS:
         made.input[1] = "last"
         sizes["last"] = [-1]

@@ -110,12 +110,12 @@ def _groups(model: onnx.ModelProto, functions: Functions) -> list[Group]:
         types[value.name] = value.type.tensor_type.elem_type
 
     def given_to_step(node: onnx.NodeProto) -> Sequence[str] | None:
-        wanted = _input_types(node)
-        if (node.domain, node.op_type, node.overload) not in functions or wanted is None:
+        expected = _input_types(node)
+        if (node.domain, node.op_type, node.overload) not in functions or expected is None:
             return None
         if any(a.type not in SETTINGS for a in node.attribute):
             return None
-        given = zip(node.input, wanted, strict=False)
+        given = zip(node.input, expected, strict=False)
         if any(name and types.get(name) != kind for name, kind in given):
             return None
         types.update(dict.fromkeys(filter(None, node.output), TensorProto.FLOAT))

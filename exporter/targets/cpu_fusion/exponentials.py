@@ -77,10 +77,10 @@ def _are_maps(query: onnx.NodeProto, key: onnx.NodeProto, heads: Mapping[str, ob
         return False
     kind = attributes(query).get("kind")
     sides = {"query": heads["q_num_heads"], "key": heads["k_num_heads"]}
-    wanted = [{"kind": kind, "log": 1, "side": s, "num_heads": n} for s, n in sides.items()]
+    expected = [{"kind": kind, "log": 1, "side": s, "num_heads": n} for s, n in sides.items()]
     return (
         kind in KINDS
-        and [attributes(node) for node in (query, key)] == wanted
+        and [attributes(node) for node in (query, key)] == expected
         and query.input[1:] == key.input[1:]
         and 2 <= len(query.input) <= 1 + PARAMETERS
     )
@@ -92,7 +92,7 @@ def _is_attention(features: onnx.NodeProto, attention: onnx.NodeProto) -> bool:
     own, given = dict(attributes(attention)), _inputs(attention)
     for name in ("scale", "eps", "chunk_size"):
         own.pop(name, None)
-    wanted = {
+    expected = {
         "q_num_heads": max(heads["q_num_heads"], heads["k_num_heads"]),
         "kv_num_heads": heads["k_num_heads"],
         "update_rule": "gated",
@@ -101,7 +101,7 @@ def _is_attention(features: onnx.NodeProto, attention: onnx.NodeProto) -> bool:
         "feature_map": "",
     }
     return (
-        {"causal": 1, "feature_map": ""} | own == wanted
+        {"causal": 1, "feature_map": ""} | own == expected
         and heads.get("causal", 1) == 1
         and read.keys() <= {"query", "key", "past_key_max", "key_mask"}
         and [given.pop(n, "") for n in ("query", "key", "decay")] == list(features.output[:3])

@@ -2,7 +2,7 @@
 
 A node's level is how many operators that no program has lie on the longest way to it. Connected
 nodes of one level are a group: no way leads out of it and back in. Then a node that only one other
-group reads joins that group. A node alone is worth a program beside a node of the library, with
+group reads joins that group. A single node is worth a program next to a node of the library, with
 which it may become one.
 """
 
@@ -25,7 +25,7 @@ MOVES = (*VIEWS, *CUTS)
 """Operators that compute nothing."""
 
 LEAST = 2
-"""Nodes that are worth a program, where no node of the library is beside them."""
+"""Nodes that are worth a program, where no node of the library is next to them."""
 
 VERSION = 1
 """Version of the domain of nodes that are made."""
@@ -156,8 +156,8 @@ def _beside_library(graph: onnx.GraphProto, readers: dict[str, list[int]]) -> se
         for index, node in enumerate(graph.node)
         if node.domain == op.DOMAIN and node.op_type in library.OPS
     }
-    beside = _neighbours(graph, readers, own)
-    own |= {index for index in beside if graph.node[index].op_type == "Transpose"}
+    around = _neighbours(graph, readers, own)
+    own |= {index for index in around if graph.node[index].op_type == "Transpose"}
     return {
         index
         for index in _neighbours(graph, readers, own)

@@ -52,7 +52,7 @@ class Lookup:
         node = self._nodes[self._producer[name]] if name in self._producer else None
         return node if node is not None and (node.domain, node.op_type) == (domain, op) else None
 
-    def expect(self, name: str, op: str, **wanted: object) -> onnx.NodeProto:
+    def expect(self, name: str, op: str, **expected: object) -> onnx.NodeProto:
         """Return the node that makes a value.
 
         Raises:
@@ -60,8 +60,8 @@ class Lookup:
         """
         node = self.producer(name, op)
         own = {} if node is None else attributes(node)
-        if node is None or any(own.get(key) != value for key, value in wanted.items()):
-            raise UnmatchedError(f"{name} is not made by {op} {wanted or ''}")
+        if node is None or any(own.get(key) != value for key, value in expected.items()):
+            raise UnmatchedError(f"{name} is not made by {op} {expected or ''}")
         return node
 
     def only_reader(self, name: str, op: str) -> onnx.NodeProto | None:

@@ -52,8 +52,8 @@ class TensorView:
     def is_packed(self) -> bool:
         """True if its elements lie one behind the other."""
         return all(
-            step == wanted or size == 1
-            for size, step, wanted in zip(self.shape, self.steps, packed(self.shape), strict=True)
+            step == expected or size == 1
+            for size, step, expected in zip(self.shape, self.steps, packed(self.shape), strict=True)
         )
 
     def reshaped(self, shape: StaticShape) -> TensorView:

@@ -81,7 +81,7 @@ def native_blocked(node: Node) -> tuple[Body, list[str]]:
 def native_padded(node: Node) -> tuple[Body, list[str]]:
     """``native_blocked`` on heads padded with zeros to the widths the kernel is fast at.
 
-    A zero key channel stays zero in the state, and a zero value channel is cut off again.
+    A zero key channel is zero in the state, and a zero value channel is cut off again.
     """
     call = _KernelCall.of(node)
     d_k = -(-call.sizes.d_k // KEY_MULTIPLE) * KEY_MULTIPLE

@@ -5,7 +5,7 @@
 
 A long sequence is bound by memory when every operator of the lowering passes over all of it. Cut
 into blocks that stay in cache, only inputs and output touch memory: feature maps and normaliser
-then cost next to nothing beside the kernel, where at 16384 tokens they took half its time
+then cost next to nothing compared with the kernel, where at 16384 tokens they took half its time
 (``tools/bench_attention.py``). Up to one block the lowering runs as it is.
 """
 

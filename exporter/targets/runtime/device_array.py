@@ -24,7 +24,7 @@ INTERFACE = "__cuda_array_interface__"
 
 
 class Memory(Protocol):
-    """A device's memory, and copies from and to it in the order they are asked for.
+    """A device's memory, and copies from and to it in the order of the calls.
 
     Attributes:
         index: of the device.

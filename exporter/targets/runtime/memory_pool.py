@@ -1,4 +1,4 @@
-"""Memory of a device in blocks: what is given back serves again for what is no larger."""
+"""Pool of device memory: a freed block serves again for requests not larger than it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Opening a model in ONNX Runtime: by which provider, and by which library of ours.
 
-CPU         by the CPU library where that is asked for and runs it, else by functions
+CPU         by the CPU library where that is requested and runs it, else by functions
 CUDA        nodes that carry kernels by the CUDA library, else by functions; with CUDA graphs
 where no state grows and all of the model can be captured, else without
 any other   by functions

@@ -8,7 +8,7 @@ its record has the names of nodes:
                                  _inlfunc_LinearAttention_token_1_<name>
     a node of ONNX Runtime's     a name of its own, or none
 
-Arithmetic of shapes is no part of an op: see ``shape_arithmetic``.
+Arithmetic of shapes is not part of an op: see ``shape_arithmetic``.
 """
 
 from __future__ import annotations

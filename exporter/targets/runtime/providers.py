@@ -2,7 +2,7 @@
 
     cpu                                  part of every ONNX Runtime
     cuda, tensorrt                       part of the package onnxruntime-gpu
-    openvino, webgpu, nv-tensorrt-rtx    libraries of packages beside onnxruntime
+    openvino, webgpu, nv-tensorrt-rtx    libraries of packages besides onnxruntime
 
 ONNX Runtime goes on without a provider that does not start. Here that is an error; what a provider
 that did start leaves to the CPU is in ``placement``.
@@ -64,8 +64,8 @@ class Provider:
     Attributes:
         ort_name: ONNX Runtime's name of it.
         package: the distribution that has it.
-        purpose: what one would want it for.
-        module: of a package beside onnxruntime, the module that knows the place of its library.
+        purpose: what it is used for.
+        module: of a package besides onnxruntime, the module that knows the place of its library.
         device: metadata of the device to take of those that the library offers; the first that fits
             is taken.
         built_in: options that replace ``device`` where ONNX Runtime itself was built with it.
@@ -197,7 +197,7 @@ def install_command(provider: Provider) -> str:
 
 
 def is_beside(provider: Provider) -> bool:
-    """Return whether a package beside onnxruntime that has a provider is installed."""
+    """Return whether a plugin package with a provider is installed."""
     return provider.module is not None and importlib.util.find_spec(provider.module) is not None
 
 

@@ -60,7 +60,7 @@ def build_engine(
     Args:
         flavour: the library.
         model: as ``graph.parsable`` gives it.
-        place: file the model's external data lies beside.
+        place: model file, in the folder of its external data.
         profiles: at least one.
         sm: compute capability to build for.
         cache: file of kernels' times; see ``timing_cache`` for its errors.

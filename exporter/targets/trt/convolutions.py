@@ -3,7 +3,7 @@
     CausalConvWithState(x)  ->  Transpose(CausalConvTokens(Transpose(x)))
 
 Models have tokens before channels, so that the two Transposes cancel those that were around the
-node, or move behind the gates beside it (LFM2). The states keep their layout, and their float32.
+node, or move behind the neighbouring gates (LFM2). The states keep their layout, and their float32.
 """
 
 from __future__ import annotations

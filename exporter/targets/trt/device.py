@@ -34,7 +34,7 @@ class Device:
         stream_handle: the same, for the driver.
 
     Raises:
-        EnvironmentProblemError: there is no driver, or no such GPU.
+        EnvironmentProblemError: the driver or the GPU is missing.
     """
 
     kind = dlpack.CUDA

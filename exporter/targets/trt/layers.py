@@ -276,16 +276,16 @@ def _body(
         UnfitError: they read something else.
     """
     constants = {t.name for t in model.graph.initializer}
-    wanted, found = set(results), list[int]()
+    needed, found = set(results), list[int]()
     for index, node in reversed([*enumerate(model.graph.node)]):
         if node.output[0] == attention.output[0]:
             found.append(index)
-        elif not wanted.isdisjoint(node.output):
-            wanted -= set(node.output)
+        elif not needed.isdisjoint(node.output):
+            needed -= set(node.output)
             found.append(index)
-            wanted |= {n for n in given_inputs(node) if n} - external - constants
-    if wanted:
-        raise UnfitError(f"operands are computed from {', '.join(sorted(wanted))}")
+            needed |= {n for n in given_inputs(node) if n} - external - constants
+    if needed:
+        raise UnfitError(f"operands are computed from {', '.join(sorted(needed))}")
     return found[::-1]
 
 
@@ -330,7 +330,7 @@ def _function(model: onnx.ModelProto, layer: _Layer) -> onnx.FunctionProto:
         made.CopyFrom(node)
         made.name = ""
         made.input[:] = [name and names.setdefault(name, f"v{len(names)}") for name in made.input]
-        # A node may compute a tensor that is given beside one that is not.
+        # A node may compute both a given tensor and one that is not given.
         unread = {
             name: f"u{len(names)}_{i}" for i, name in enumerate(made.output) if name in external
         }

@@ -3,7 +3,7 @@
     Reshape(Split(CausalConvTokens(x))) / Sqrt(ReduceSum(... ^ 2) + eps)  ->  an Expression
 
 A node is read backwards from what it makes: which elements of its inputs the heads and components
-of an operand come from. Where that is no affine step, or the operator has no expression, the value
+of an operand come from. Where that is not an affine step, or no expression has the operator, it
 is read as a tensor.
 """
 

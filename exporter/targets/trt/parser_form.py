@@ -29,7 +29,7 @@ from linexport.plugins.tensorrt import attributes, quick
 from linexport.plugins.tensorrt.fields import NAMES
 
 LARGEST_FOLDED = 1 << 20
-"""Bytes above which a computed constant stays computed: the file holds the operands already."""
+"""Bytes above which a computed constant is not folded: the file holds the operands already."""
 
 
 def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ TensorRT takes networks as they are typed, so precision is a rewrite. The rule i
     everything else               the widest type among its inputs
 
 States, decays, and the graph's inputs and outputs, stay float32. A constant that half precision
-would take for zero or infinity keeps its operation in float32: an epsilon stays an epsilon.
+would take for zero or infinity keeps its operation in float32: an epsilon keeps its value.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class _Rewrite:
             self.constants[node.output[0]] = numpy_helper.to_array(value)
             self.nodes.append(node)
             return
-        wanted, given = self._types(node)
+        targets, given = self._types(node)
         for i, name in enumerate(node.input):
-            if name and self._floating(name) and wanted[i]:
-                node.input[i] = self._as(name, wanted[i])
+            if name and self._floating(name) and targets[i]:
+                node.input[i] = self._as(name, targets[i])
         self.nodes.append(node)
         for i, name in enumerate(node.output):
             kind = given[i]
@@ -114,7 +114,7 @@ class _Rewrite:
                 self._restore(node, i)
 
     def _types(self, node: onnx.NodeProto) -> tuple[list[int], list[int]]:
-        """The floating type wanted of each input and given to each output; 0: as it is."""
+        """Return the floating type to cast each input to and of each output; 0: as it is."""
         if node.domain == DOMAIN:
             schema, by_kind = all_ops()[node.op_type].schema, self._allowed(node)
             inputs, outputs = schema.inputs, schema.outputs

@@ -1,4 +1,4 @@
-"""Folder that becomes an engine on the machine of the GPU: what is written beside the model.
+"""Files next to the model that build its engine on the machine of the GPU.
 
 linexport_tensorrt.cpp   the plugin library's source, one file
 build.sh                 compiles it and calls trtexec, without Python: sh build.sh 87
@@ -73,7 +73,7 @@ def cache_name(sm: int) -> str:
 
 
 def assemble(flavour: Flavour, options: Options, converted: Converted) -> PreparedRecord:
-    """Write the files beside the model; returns the record of them."""
+    """Write the files next to the model; returns the record of them."""
     folder = converted.model.parent
     model = onnx.load_model(str(converted.model), load_external_data=False)
     spaces = parser_form.namespaces(model)

@@ -73,11 +73,11 @@ def profiles(
     whole = {n: (d.min, d.opt or d.min, d.max or d.min) for n, d in dims.items()}
     length = sequence(dims)
     _, usual, longest = whole[length] if length else (1, 1, 1)
-    asked = None if past is None else (past.min, past.opt or past.min, past.max or longest)
-    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, asked or (0, 0, longest))})
+    given = None if past is None else (past.min, past.opt or past.min, past.max or longest)
+    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, given or (0, 0, longest))})
     if not stateful or length is None or not dims[length].allows(1):
         return [prefill]
-    held = dict.fromkeys(grown, asked or (0, usual, longest))
+    held = dict.fromkeys(grown, given or (0, usual, longest))
     return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **held})]
 
 

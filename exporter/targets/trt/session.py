@@ -338,13 +338,13 @@ class _EngineCall:
         size = prod(shape) * dtype.itemsize
         past = self.session.pasts.get(name, "")
         before = self.inputs.get(past)
-        stays = isinstance(before, DeviceArray) if past else on_device
+        on_gpu = isinstance(before, DeviceArray) if past else on_device
         if self._overwrites(name, before, size):
             address = self.places[past]
-            if stays:
+            if on_gpu:
                 found = DeviceArray(self.device, shape, dtype, before, address)
         else:
-            if found is None and stays:
+            if found is None and on_gpu:
                 found = DeviceArray(self.device, shape, dtype)
             if isinstance(found, DeviceArray):
                 address = found.address
@@ -364,7 +364,7 @@ class _EngineCall:
             )
 
     def _typed(self, name: str, values: np.ndarray) -> Any:
-        wanted = self.engine.dtypes[name]
-        if values.dtype != wanted:
-            raise UsageError(f"{name} has dtype {values.dtype}; the engine takes {wanted}.")
+        expected = self.engine.dtypes[name]
+        if values.dtype != expected:
+            raise UsageError(f"{name} has dtype {values.dtype}; the engine takes {expected}.")
         return values

@@ -33,7 +33,7 @@ CHANGED = {"GroupNormalization"}
 """Operators that compute something else since opset 20; the others gained types only."""
 
 HIDDEN: dict[int, float] = {TensorProto.FLOAT16: -3e4, TensorProto.BFLOAT16: -1e30}
-"""Bias of a pair that is not seen: its weight is zero beside any other pair's, and a row with no
+"""Bias of a pair that is not seen: its weight is zero next to any other pair's, and a row with no
 other is finite, whichever type the kernel sums in."""
 
 LARGE = -1e4

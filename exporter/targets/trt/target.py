@@ -221,7 +221,7 @@ def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
 
 
 def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[EngineRecord]:
-    """An engine for each compute capability, beside the model; their records for the manifest.
+    """Build an engine for each compute capability; returns their records for the manifest.
 
     Raises:
         BuildError: see ``build``.
@@ -291,7 +291,7 @@ def look_here(flavour: Flavour) -> tuple[int | None, list[str]]:
 
 
 def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
-    """Build the engine of a prepared artifact for the GPU of this machine, beside its model.
+    """Build the engine of a prepared artifact for the GPU of this machine.
 
     Raises:
         EnvironmentProblemError: the library or a GPU is missing, or the artifact was not prepared
@@ -299,8 +299,8 @@ def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
         UsageError: the artifact was prepared by options that cannot be read again.
         BuildError: see ``build_engine``.
     """
-    manifest, prepared, asked = job.manifest, job.manifest.prepared, job.manifest.options
-    if prepared is None or asked is None:
+    manifest, prepared, given = job.manifest, job.manifest.prepared, job.manifest.options
+    if prepared is None or given is None:
         raise UsageError(f"{job.folder} was not prepared for engines. Convert the model again.")
     gpus = ", ".join(f"{gpu.sm / 10:.1f}" for gpu in prepared.gpus)
     here, problems = look_here(flavour)
@@ -316,14 +316,14 @@ def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
             f"{here / 10:.1f}. Convert the model with --sm {here}."
         )
     cache = job.timing_cache or job.folder / cache_name(here)
-    options = Options(manifest.precision, (here,), asked.plugins, asked.quick, cache)
+    options = Options(manifest.precision, (here,), given.plugins, given.quick, cache)
     ranges = {
         name: DimRange(d.min, d.opt, d.max, d.batch, d.multiple)
         for name, d in manifest.dims.items()
     }
     model = job.folder / MODEL
     tensors = manifest.inputs, manifest.outputs, manifest.states
-    past = parse(asked.dims).get(PAST)
+    past = parse(given.dims).get(PAST)
     (built,) = build_all(flavour, options, Converted(model, ranges, *tensors, past))
     return built
 

@@ -35,7 +35,7 @@ def timing_cache(config: Any, file: Path | None) -> Iterator[None]:
     cache = config.create_timing_cache(kept)
     if cache is None or not config.set_timing_cache(cache, False):
         raise UsageError(
-            f"{file} is no timing cache of this TensorRT and GPU. Name another --timing-cache."
+            f"{file} is not a timing cache of this TensorRT and GPU. Name another --timing-cache."
         )
     yield
     partial = file.with_name(f".{file.name}.partial")
