@@ -90,7 +90,7 @@ def first_different(
         comparable: values that can be compared.
         differ: runs the graph with some values as outputs; says of each whether it differs. One
             that it leaves out is taken as one that cannot be compared.
-        width: values it is asked for at once.
+        width: values that it takes at once.
     """
     value, runs, probed = start, 0, 0
     suspects = ancestry.ancestors(start) & {*comparable}

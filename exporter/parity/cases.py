@@ -15,7 +15,7 @@ from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals.trees import pytree
 
 NEVER_TRACED = (37, 150, 101)
-"""Lengths tried beside the traced one; none is a multiple of a usual chunk."""
+"""Lengths tried in addition to the traced one; none is a multiple of a usual chunk."""
 
 LONG_SEQUENCE = 4096 + 1
 """At least 4096, and not a multiple of a usual chunk."""

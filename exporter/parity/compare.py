@@ -59,25 +59,25 @@ def compare_arrays(
     if expected.size == 0:
         return Comparison(0.0, 0.0, None, nan, inf, True, None, none)
     magnitude = largest(expected)
-    absolute, worst, apart, counts = -1.0, 0, 0, np.zeros(len(EDGES) - 1, np.int64)
+    absolute, worst, one_sided, counts = -1.0, 0, 0, np.zeros(len(EDGES) - 1, np.int64)
     wide, found = expected.reshape(-1), got.reshape(-1)
     for block in in_blocks(expected.size):
         difference = _difference(wide[block], found[block])
         place = int(difference.argmax())
         if difference[place] > absolute:
             absolute, worst = float(difference[place]), block.start + place
-        apart += int(np.isinf(difference).sum())
+        one_sided += int(np.isinf(difference).sum())
         counts += _histogram(difference, magnitude)
     relative = absolute / magnitude if magnitude else (0.0 if absolute == 0 else float("inf"))
     passed = absolute <= tolerance.limit(magnitude, rounding)
     reason = None
-    if apart:
-        reason = f"{apart} values are NaN or infinite on one side only"
+    if one_sided:
+        reason = f"{one_sided} values are NaN or infinite on one side only"
     elif not passed and not tolerance.is_half and ROUNDING * rounding > tolerance.most * magnitude:
         reason = (
             f"the original itself loses {rounding / magnitude:.0e} of its largest value to the "
-            f"rounding of float32: at {tolerance.most:g} and more nothing can be told of the "
-            "artifact"
+            f"rounding of float32: at {tolerance.most:g} and more parity of the artifact "
+            "cannot be decided"
         )
     return Comparison(
         relative,

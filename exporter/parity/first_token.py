@@ -13,7 +13,7 @@ def token_axis(shape: Sequence[int], named: Sequence[object], sizes: dict[str, i
     Args:
         shape: of the value.
         named: the same as far as the graph states it, dynamic sizes by name; may be empty.
-        sizes: of the dynamic dimensions; the last of them that is no batch is the sequence.
+        sizes: dynamic sizes; the last non-batch one is the sequence axis.
     """
     lengths = [(name, size) for name, size in sizes.items() if name != "batch"]
     if not lengths:

@@ -13,12 +13,11 @@ Some functions lose more than that by themselves: an exponent of 4e4 carries a r
 a vanishing sum of large terms none of its digits. So where that is more, the artifact, which rounds
 elsewhere, may be off by ``ROUNDING`` times the distance of the original's float32 output from its
 own float64 output, and never by more than ``MAX_EXCUSED_SHARE`` of the largest value: an original
-that loses more than that to rounding cannot be told from a wrong one. The report says so where it
-applies. Of a language model it is the worst distance in any case that is off by more than the
-tolerance:
-where a norm divides by nearly nothing, a token or two have most of it. So no token may be off by
-more than ``SPREAD`` times as much as what rounding does to that token allows. That is known of the
-one run in float32, in which it may be little by chance, and of random roundings, see
+that loses more than that to rounding cannot be distinguished from a wrong one. The report says so
+where it applies. Of a language model it is the worst distance in any case that is off by more than
+the tolerance: where a norm divides by nearly nothing, a token or two have most of it. So no token
+may be off by more than ``SPREAD`` times as much as what rounding does to that token allows. That is
+known of the one run in float32, in which it may be little by chance, and of random roundings, see
 ``parity.noise.random_rounding``: with m_t what is known of token t and m the worst distance,
 
     |a_t - r_t| <= max(absolute + relative * max|r|, ROUNDING * min(max(m_t, m), SPREAD * m_t))
@@ -50,7 +49,7 @@ Rounding = TypeVar("Rounding", float, np.ndarray)
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Limits for one dtype; ``why`` is printed beside them.
+    """Limits for one dtype; ``why`` is printed with them.
 
     ``whole`` is false where only values inside of the model have that dtype.
     """
@@ -85,7 +84,7 @@ class Tolerance:
 
     @property
     def cap(self) -> str:
-        """The words of a note for ``most``; none where there is no such share."""
+        """The words of a note for ``most``; none without such a share."""
         return f", and by {self.most:.0%} at most" if math.isfinite(self.most) else ""
 
     @property
@@ -115,7 +114,7 @@ class Tolerance:
         return max(plain, min(self.factor * rounding, self.most * magnitude if magnitude else 0.0))
 
     def between(self, rounding: Rounding) -> Rounding:
-        """The rounding to allow for beside the original in the ``second`` precision.
+        """Return the rounding to allow for against the original in the ``second`` precision.
 
         That one is exact where it is float64. In half precision it is off by ``rounding`` itself.
         """

@@ -1,9 +1,9 @@
-"""Hidden states that a language model gives beside its logits: those that its head is given.
+"""Compare the hidden states that a language model gives with those that its head is given.
 
     logits = W h        W: the original's
 
 The logits are compared with the original's elsewhere. If the product of W and h gives them, h is
-the original's h, as far as W tells hidden states apart. The original is not run again: a router's
+the original's h, as far as W distinguishes hidden states. The original is not run again: a router's
 choice at a near tie would be another one, see ``near_ties``.
 """
 

@@ -1,9 +1,9 @@
 """Parity of a language model with its vision tower: images of many grids, and texts around them.
 
-    the tower           features of each image, beside the library's own
+    the tower           features of each image, against the library's own
     the whole           logits of prompts with images, whole, in pieces that cut an image, and then
-                        token by token, beside the library's own call with pixel values; of
-                        several prompts, beside that for each alone
+                        token by token, against the library's own call with pixel values; of
+                        several prompts, against that for each alone
 
 The library prepares nothing here that the artifact takes: it finds the image tokens, runs its
 tower and computes positions by itself.

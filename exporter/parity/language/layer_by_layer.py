@@ -1,6 +1,6 @@
 """Parity of a causal language model layer by layer, where the whole would take too much memory.
 
-    for each layer k:   artifact_k(h_{k-1})  beside  h_k = original_k(h_{k-1})
+    for each layer k:   artifact_k(h_{k-1})  against  h_k = original_k(h_{k-1})
 
 h_{k-1} is what the original's layers before compute of the same prompt: each layer is run on its
 real inputs, whole and in pieces with its own states, with and without padding; rows of a padded
@@ -173,8 +173,8 @@ def check_layers(
         for number, (trial, prompt) in enumerate(zip(trials, prompts, strict=True)):
             begins = {values[n]: expected[number][n] for n in names[:index]}
             got = _in_pieces(tested, run, segment, prompt, trial, begins)
-            wanted = prompt.real(expected[number][layer])
-            result, rounding = compare_arrays(wanted, got, tested.tolerance), None
+            target = prompt.real(expected[number][layer])
+            result, rounding = compare_arrays(target, got, tested.tolerance), None
             chosen: Sequence[np.ndarray] = ()
             if not result.passed and layer in values:
                 chosen = _choices(tested, open_graph, segment, prompt, trial, begins)
@@ -186,14 +186,14 @@ def check_layers(
                 ]
                 decided = decide(runs, choices_by_row(chosen, prompt), tested.tolerance)
                 if decided is not None:
-                    wanted, exactly = decided.outputs[0], decided.outputs[-1]
-                    rounding = apart(wanted, exactly)
-                    result = compare_arrays(wanted, got, tested.tolerance, rounding)
+                    target, exactly = decided.outputs[0], decided.outputs[-1]
+                    rounding = apart(target, exactly)
+                    result = compare_arrays(target, got, tested.tolerance, rounding)
                     parity.ties.extend([(trial.case, decided.ties)] if result.passed else [])
             elif not result.passed and result.max_relative_error <= tested.tolerance.most:
                 exact = exact or _in_float64(double().module, prompts, expected, list(values))
-                rounding = apart(wanted, prompt.real(exact[number][layer]))
-                result = compare_arrays(wanted, got, tested.tolerance, rounding)
+                rounding = apart(target, prompt.real(exact[number][layer]))
+                result = compare_arrays(target, got, tested.tolerance, rounding)
             parity.counts += np.asarray(result.counts)
             outcome.add(number, trial, layer, result, rounding)
             memory.trim_memory()

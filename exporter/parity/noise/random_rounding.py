@@ -13,10 +13,10 @@ Algorithms 37, 2004; D. S. Parker, Monte Carlo arithmetic, UCLA CSD-970002, 1997
 precision has stay as they are, those that an operator only moves among them. Errors are distributed
 as the original's own are, token by token, within a factor of two.
 
-That is no second tolerance: a token may be off by as many times what rounding moves it as always,
-and by the same share of the largest value at most. What is wrong with an artifact in front of an
-ill-conditioned place is enlarged there as rounding is, and is larger than rounding; what is wrong
-behind it shows at the other tokens, which may be off by no more than before.
+This is not a second tolerance: a token may be off by as many times what rounding moves it as
+always, and by the same share of the largest value at most. What is wrong with an artifact in front
+of an ill-conditioned place is enlarged there as rounding is, and is larger than rounding; what is
+wrong behind it shows at the other tokens, which may be off by no more than before.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def rounding_of_rows(
     Args:
         known: how far a run of the original's own was moved, by row, see ``compare.rows``.
         exact: the original's output.
-        draw: gives the same with random roundings by a seed; None where that cannot be told.
+        draw: gives the same with random roundings by a seed; None where that is not known.
         off: says which rows of an artifact are off by more than such distances allow.
     """
     rounding = known.copy()
@@ -180,12 +180,12 @@ def notes(moved: Sequence[tuple[Case, np.ndarray]], tolerance: Tolerance) -> lis
         moved: by case, how far these move each such token, relative to the largest value.
         tolerance: of the artifact.
     """
-    told = [(case, rows) for case, rows in moved if len(rows)]
-    if not told:
+    cases = [(case, rows) for case, rows in moved if len(rows)]
+    if not cases:
         return []
-    case, rows = max(told, key=lambda pair: float(pair[1].max()))
-    tokens = sum(len(rows) for _, rows in told)
-    others = f", and some in {len(told) - 1} more" if len(told) > 1 else ""
+    case, rows = max(cases, key=lambda pair: float(pair[1].max()))
+    tokens = sum(len(rows) for _, rows in cases)
+    others = f", and some in {len(cases) - 1} more" if len(cases) > 1 else ""
     return [
         f"Random roundings of {tolerance.dtype} move the original by up to {rows.max():.0e} of its "
         f"largest value at {tokens:,} tokens, on the {case.name} inputs at {case.at}"

@@ -30,7 +30,7 @@ def outputs_of(model: onnx.ModelProto, targets: Collection[str]) -> list[onnx.Va
 def open_changed(
     path: Path, change: Change, open_session: Callable[[Path], InferenceSession]
 ) -> InferenceSession:
-    """Open a copy of the model in that file with its graph changed; the file stays as it is."""
+    """Open a copy of the model in that file with its graph changed; the file is not changed."""
     model = external_data.read_graph(path)
     change(model)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:

@@ -1,4 +1,4 @@
-"""The error of a plain export, beside which that of an artifact stands."""
+"""The error of a plain export, which an artifact's is compared with."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Values of the ONNX graph keep the names of the traced program's. So the program is interpreted node
 by node, or, where the original is a graph itself, that graph is run with some values as outputs.
-Only the values asked for are kept, and nothing after the last of them is computed.
+Only the requested values are kept, and nothing after the last of them is computed.
 
 The program of a model with a Python loop has a few of its steps. Values of these, and what is
 computed of them, are unknown at other lengths; outputs among them are those of the module.
@@ -50,7 +50,7 @@ class OriginalValues(Protocol):
     """Values of the original for one set of inputs.
 
     Attributes:
-        names: every floating value that can be asked for.
+        names: every floating value that can be requested.
     """
 
     names: frozenset[str]
@@ -118,9 +118,9 @@ class _ProgramValues:
         """See ``OriginalValues``."""
         whole = {*names} & {*self._outputs}
         inside = ({*names} & self.names) - whole
-        wanted = {self._renamed.get(name, name) for name in inside} & {*self._nodes}
-        recorder = _Recorder(self._program.graph_module, wanted, self._unknown)
-        if wanted:
+        requested = {self._renamed.get(name, name) for name in inside} & {*self._nodes}
+        recorder = _Recorder(self._program.graph_module, requested, self._unknown)
+        if requested:
             with torch.no_grad(), passing(), self._deciding():
                 recorder.record(self._flat())
         values = recorder.values
@@ -170,11 +170,11 @@ class _Recorder(torch.fx.Interpreter):
     def __init__(
         self,
         module: torch.fx.GraphModule,
-        wanted: Collection[str],
+        requested: Collection[str],
         unknown: Collection[torch.fx.Node],
     ) -> None:
         super().__init__(module)
-        self._wanted, self._unknown = wanted, unknown
+        self._requested, self._unknown = requested, unknown
         self.values: dict[str, np.ndarray] = {}
 
     def record(self, inputs: Sequence[object]) -> None:
@@ -188,9 +188,9 @@ class _Recorder(torch.fx.Interpreter):
         if n in self._unknown:
             return None
         result = super().run_node(n)
-        if n.name in self._wanted and isinstance(result, torch.Tensor):
+        if n.name in self._requested and isinstance(result, torch.Tensor):
             self.values[n.name] = memory.memory_mapped([result.detach().numpy()])[0]
-            if len(self.values) == len(self._wanted):
+            if len(self.values) == len(self._requested):
                 raise _Recorder._Done
         return result
 

@@ -83,7 +83,7 @@ class RecordingSession:
         return {name: value for name, value in outputs.items() if name not in made}
 
     def choices(self, batch: int) -> dict[str, np.ndarray]:
-        """Return what was chosen since this was last asked, by value, in the order of the nodes.
+        """Return what was chosen since the last call, by value, in the order of the nodes.
 
         Calls are joined to one, as pieces of ``batch`` sequences: (batch, tokens, k). What is not
         chosen of so many sequences is left out then.

@@ -1,1 +1,1 @@
-"""Streams beside whole sequences: pieces, carried states, sequences side by side."""
+"""Compare streams with whole sequences: pieces, carried states, sequences side by side."""

@@ -1,4 +1,4 @@
-"""Streams of a model that writes buffers: its calls one after another, beside the original's.
+"""Compare calls of a model that writes buffers, one after another, with the original's.
 
     y_n, memory_n = original(x_n, memory_{n-1})         in float32 and float64
     y_n, state_n  = artifact(x_n, state_{n-1})

@@ -62,8 +62,8 @@ def usual(limits: DimRange, longest: int | None, seed: int) -> list[Split]:
         longest: the tokens that a sequence may have; None for any number.
         seed: of the random places.
     """
-    wanted = max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
-    length = limits.nearest(wanted if longest is None else min(wanted, longest))
+    target = max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
+    length = limits.nearest(target if longest is None else min(target, longest))
     units = length // limits.multiple
     if units < 2:
         return []
