@@ -97,7 +97,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _check_checksums(zipped: zipfile.ZipFile) -> None:
-    """Compare every member with its CRC32, where torch was not told to write none (all zero)."""
+    """Compare every member with its CRC32, unless torch wrote none (all zero)."""
     if not any(entry.CRC for entry in zipped.infolist()):
         return
     try:

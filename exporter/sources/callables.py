@@ -5,7 +5,7 @@
     net.py:Net(dim=64, heads=4)  called with these arguments, which are literals,
     net.py:Net(Config(dim=64))   or names of the same module, which may be called likewise
 
-This runs the user's code, as asked; what it prints goes to stderr.
+This runs the user's code; what it prints goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A linexport checkpoint (``.pt``) becomes a LoadedModel.
 
 The format is that of `linexport.models.checkpoint`, which builds the module from name and config.
-Here the file is read under torch's weights_only rules, checked, and told apart from everything else
-that torch.save writes.
+Here the file is read under torch's weights_only rules, checked, and distinguished from everything
+else that torch.save writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Two of each: torch.export takes a dim of size 1 for a constant.
 _EXAMPLE_BATCH = 2
 # Several chunks: where an example fits into one, a plain export of the module, which everything is
-# measured beside, takes the one for a constant and is wrong at every other length.
+# measured against, takes the one for a constant and is wrong at every other length.
 _EXAMPLE_LENGTH = 100
 _LISTED = 4
 _AGAIN = "copy or download it again"

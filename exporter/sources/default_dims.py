@@ -108,12 +108,12 @@ def _unclear(tensors: list[torch.Tensor], sizes: set[int]) -> tuple[str, ...]:
     given = "give examples of another length, or return dynamic_shapes"
     return (
         *(
-            f"dim 1 of the inputs of shape (batch, {n}) stays constant: {n} is a width as well as "
+            f"dim 1 of the inputs of shape (batch, {n}) is constant: {n} is a width as well as "
             f"a length. Where they have a number of each token, {given}"
             for n in sorted(numbers)
         ),
         *(
-            f"dim 2 of the inputs of shape (batch, {n}, {n}) stays constant: {n} is a width as "
+            f"dim 2 of the inputs of shape (batch, {n}, {n}) is constant: {n} is a width as "
             f"well as a length. Where they have a number of each pair of tokens, {given}"
             for n in sorted(pairs)
         ),
@@ -220,7 +220,7 @@ def _warnings(
     if 1 in lengths:
         found.append("the example sequence of 1 was repeated to 2, so that its length can vary")
     for size in sorted(sequences - lengths):
-        found.append(f"dim 1 of the inputs where it is {size} stays constant")
+        found.append(f"dim 1 of the inputs where it is {size} is constant")
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ _HEAD_BYTES = 64
 
 
 class Kind(enum.Enum):
-    """Every kind of path that is told apart; three are loaded, the others refused with advice."""
+    """Every kind of path that is detected; three are loaded, the others refused with advice."""
 
     EXPORTED_PROGRAM = "exported program"
     TORCH_ZIP = "torch.save file"

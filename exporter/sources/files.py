@@ -58,7 +58,7 @@ def check_link(path: Path) -> None:
     """Refuse a symbolic link out of its folder.
 
     Links inside the folder may be followed, and those of a snapshot in the Hugging Face cache to
-    the blobs beside it: ``models--name/snapshots/<revision>/<file> -> ../../blobs/<digest>``.
+    the blobs of its model: ``models--name/snapshots/<revision>/<file> -> ../../blobs/<digest>``.
 
     Raises:
         UsageError: the link leads elsewhere.
@@ -77,7 +77,7 @@ def check_link(path: Path) -> None:
 def first_line(error: BaseException, limit: int = 300) -> str:
     """The type of an exception and the first line of its message, cut to `limit` characters.
 
-    A line that ends in a colon is no message yet: with the one after it.
+    A line that ends in a colon is returned with the one after it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])

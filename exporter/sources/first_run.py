@@ -155,17 +155,17 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if isinstance(value, Tensor):
-                told: Any = (id(value), _version(value))
+                mark: Any = (id(value), _version(value))
             elif isinstance(value, list | tuple | deque):
-                told = tuple(map(id, value))
+                mark = tuple(map(id, value))
             elif isinstance(value, dict):
-                told = tuple((k, id(v)) for k, v in value.items())
+                mark = tuple((k, id(v)) for k, v in value.items())
             elif value is None or isinstance(value, int | float | str):
-                told = value
+                mark = value
             else:
                 continue
             if not (key.startswith("_") and key in NOT_OWN):
-                yield f"{name}.{key}".removeprefix("."), told
+                yield f"{name}.{key}".removeprefix("."), mark
 
 
 NOT_OWN = frozenset(vars(nn.Module()))

@@ -90,8 +90,8 @@ def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _move(loaded: LoadedModel, stays: Callable[[int], bool], mapped: bool) -> None:
-    """Move every storage that does not stay, with all tensors of the model that view it.
+def _move(loaded: LoadedModel, keeps: Callable[[int], bool], mapped: bool) -> None:
+    """Move every storage that is not kept, with all tensors of the model that view it.
 
     Small ones are moved as well: one of them keeps the whole file mapped that it was loaded from.
     """
@@ -100,7 +100,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], mapped: bool) -> No
     inside: dict[int, list[torch.Tensor]] = {}
     for tensor in _tensors(loaded):
         address = tensor.untyped_storage().data_ptr()
-        if address and not stays(address):
+        if address and not keeps(address):
             inside.setdefault(address, []).append(tensor)
     sizes = [group[0].untyped_storage().nbytes() for group in inside.values()]
     files = (
@@ -114,7 +114,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], mapped: bool) -> No
         place.copy_(torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage()))
         for tensor in group:
             whole = place[: size // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
-            # A parameter stays the object it is: exported programs hold it, too.
+            # A parameter remains the same object: exported programs hold it, too.
             tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         memory.release(place.data_ptr(), size)
         memory.release(address, size)

@@ -67,8 +67,8 @@ def find_metric(name: str, lower_is_better: bool) -> Metric:
     Raises:
         UsageError: there is none.
     """
-    wanted = "a function of a model that returns a number"
-    return Metric(name, find_callable(name, wanted), lower_is_better)
+    purpose = "a function of a model that returns a number"
+    return Metric(name, find_callable(name, purpose), lower_is_better)
 
 
 def as_metric(
@@ -77,7 +77,7 @@ def as_metric(
     """The metric that a caller means by itself, a function, or ``package.module:evaluate``.
 
     Raises:
-        UsageError: there is no function of that name.
+        UsageError: no function has that name.
     """
     if evaluate is None or isinstance(evaluate, Metric):
         return evaluate

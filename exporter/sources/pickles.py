@@ -23,7 +23,7 @@ class UnsafePickleError(Exception):
     """A pickle that needs more than tensors and plain containers.
 
     Attributes:
-        name: the importable name it asked for, or None when it was refused for another reason.
+        name: the importable name it needs, or None when it was refused for another reason.
     """
 
     def __init__(self, name: str | None, reason: str) -> None:

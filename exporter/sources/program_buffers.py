@@ -79,7 +79,7 @@ def with_buffers(loaded: LoadedModel) -> LoadedModel:
             "differ before the first call; of a program, states begin with one number. Convert the "
             "module itself, in a factory, package.module:callable."
         )
-    # Sizes of a program are fixed: what has the axis of the batch cannot be told.
+    # Sizes of a program are fixed: which buffers have a batch axis is not known.
     buffers = tuple(replace(buffer, batched=False) for buffer in found)
     restart(module, buffers)
     traced = replace(loaded, module=module, program=_lifted(functional, buffers))

@@ -97,7 +97,7 @@ def test_a_one_among_longer_sequences_is_a_broadcast_and_stays() -> None:
     chosen = default_dims((zeros(2, 5, 8), zeros(2, 1, dtype=torch.bool)))
     assert chosen.dynamic_shapes == (BOTH, BATCH)
     assert chosen.args[1].shape == (2, 1)
-    assert chosen.warnings == ("dim 1 of the inputs where it is 1 stays constant",)
+    assert chosen.warnings == ("dim 1 of the inputs where it is 1 is constant",)
 
 
 def test_numbers_of_each_token_vary_with_the_sequence_where_torch_lets_them() -> None:
@@ -114,7 +114,7 @@ def test_numbers_of_each_token_vary_with_the_sequence_where_torch_lets_them() ->
 def test_an_empty_sequence_stays_constant() -> None:
     chosen = default_dims((zeros(2, 0, 8),))
     assert chosen.dynamic_shapes == (BATCH,)
-    assert chosen.warnings == ("dim 1 of the inputs where it is 0 stays constant",)
+    assert chosen.warnings == ("dim 1 of the inputs where it is 0 is constant",)
 
 
 def test_torch_accepts_what_was_chosen() -> None:
@@ -172,6 +172,6 @@ def test_where_running_does_not_tell_the_reason_is_the_error() -> None:
     loaded = load_module((Chunks(), (zeros(2, 8, 8), zeros(2, 8))), "chunks:make")
     with pytest.raises(UnsupportedModelError) as refused:
         trace(loaded)
-    assert "(batch, 8) stays constant: 8 is a width as well as a length" in str(refused.value)
+    assert "(batch, 8) is constant: 8 is a width as well as a length" in str(refused.value)
     assert "Python loop" not in str(refused.value)
     assert "test_load_default_dims.py" in str(refused.value)

@@ -37,7 +37,7 @@ S = TypeVar("S")
 
 
 def is_hub_name(source: object) -> bool:
-    """Return whether a source that is no path names a model of the hub."""
+    """Return whether a source that is not a path names a model of the hub."""
     return isinstance(source, str) and HUB_NAME.fullmatch(source) is not None
 
 
@@ -51,7 +51,7 @@ def resolved(source: S, download: bool, revision: str | None, as_folder: bool) -
         as_folder: give the folder in the cache, for a process that has no cache.
 
     Raises:
-        UsageError: the options are not for this source, or there is no such model or revision.
+        UsageError: the options are not for this source, or the model or revision does not exist.
         UnsupportedModelError: the model has no weights that are data.
         EnvironmentProblemError: the hub cannot be reached, or huggingface_hub is missing.
     """

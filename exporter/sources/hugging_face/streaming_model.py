@@ -9,7 +9,7 @@ like the others, so a caller only ever gives the mask of the tokens it feeds. Po
 and present tokens, see ``causal_model``.
 
 Where all attention has a sliding window, the mask is that of the longest window, and the sum over
-the tokens before is a state beside it: no state grows. The same state is the next position where
+the tokens before is a second state: no state grows. The same state is the next position where
 images have positions of their own.
 """
 
@@ -93,7 +93,7 @@ GROWING_AXES = {KEYS: 2, VALUES: 2, INDEX: 1, MASK: 1}
 """The axis along which a state grows, unless it keeps a window."""
 
 Outputs = Tensor | tuple[Tensor, Tensor]
-"""The output of the head, and with it the last hidden states where they are asked for."""
+"""The output of the head, and with it the last hidden states where they are requested."""
 
 
 class Streaming(CausalModel):
@@ -278,7 +278,7 @@ def decode_module(
     Raises:
         UnknownCodeError: a layer of linear attention is computed by something that no patch stands
             in for.
-        UnsupportedModelError: there is no such layer, or a library function has a parameter that
+        UnsupportedModelError: no such layer exists, or a library function has a parameter that
             its patch does not know.
     """
     kind = Streaming if vision is None else WithGrid if vision.grid_positions else WithEmbeddings

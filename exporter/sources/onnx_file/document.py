@@ -1,4 +1,4 @@
-"""Reading an ONNX file: parsed, checked and in order, without the weights that lie beside it."""
+"""Read an ONNX file: parsed, checked and in order, without its external data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from linexport.sources.files import first_line, refuse, unreadable
 from linexport.sources.onnx_file.structure import check_structure
 
 LARGEST = 2**31 - 1
-"""Bytes a protobuf message may have; weights beside the file do not count."""
+"""Bytes a protobuf message may have; external data do not count."""
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "linexport")
 DEFAULT_INPUTS = 4
@@ -98,7 +98,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             raise refuse(
                 path,
                 f"an ONNX file of {size / 2**30:.1f} GiB in one piece; a protobuf ends at 2 GiB",
-                "save its weights beside it, with onnx.save_model(..., save_as_external_data=True)",
+                "save external data: onnx.save_model(..., save_as_external_data=True)",
             )
         model.ParseFromString(path.read_bytes())
     except OSError as error:

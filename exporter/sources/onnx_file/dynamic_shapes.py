@@ -54,13 +54,13 @@ def interface(model: onnx.ModelProto) -> tuple[Sequence[Shape], dict[str, DimRan
     in all inputs.
 
     Raises:
-        UnsupportedModelError: an input that is no tensor, or whose rank is not stated.
+        UnsupportedModelError: an input that is not a tensor, or whose rank is not stated.
     """
     shapes: list[Shape] = []
     axes: dict[str, set[int]] = {}
     for value in inputs(model):
         if not value.type.tensor_type.HasField("shape"):
-            raise UnsupportedModelError(f"the input {value.name} is no tensor of a stated rank")
+            raise UnsupportedModelError(f"the input {value.name} is not a tensor of a stated rank")
         shape: list[int | str] = []
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             # Some tools write a dynamic size as -1.

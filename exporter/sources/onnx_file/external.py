@@ -1,4 +1,4 @@
-"""Weights in files beside an ONNX file: inside its folder, there, and as long as they should be."""
+"""Check external data of an ONNX file: in its folder, present, and of the right length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def external_sizes(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def digest(path: Path, files: Sequence[Path]) -> str:
-    """SHA-256 of the file; where data lie beside it, of the digests of all of them in turn."""
+    """Return the SHA-256 of the file; with external data, of the digests of all files in turn."""
     own = sha256(path)
     if not files:
         return own
@@ -115,10 +115,10 @@ def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> No
         raise UnsupportedModelError(f"the weight {tensor.name} has the offset and length {texts}")
     offset, size = int(texts[0] or 0), place.stat().st_size
     length = int(texts[1]) if texts[1] else size - offset
-    wanted = stored_bytes(tensor)
-    if length != wanted or offset + length > size:
+    expected = stored_bytes(tensor)
+    if length != expected or offset + length > size:
         raise UnsupportedModelError(
-            f"the weight {tensor.name} needs {wanted} bytes; {location} has {size} and the model "
+            f"the weight {tensor.name} needs {expected} bytes; {location} has {size} and the model "
             f"points at {length} from {offset}"
         )
 

@@ -22,7 +22,7 @@ from linexport.sources.onnx_file.dynamic_shapes import inputs
 from linexport.sources.onnx_file.module import OnnxModule
 
 WORTH_SAYING = 1e-3
-"""Distance from the specified values, relative to the largest, that users are told of."""
+"""Distance from the specified values, relative to the largest, that is reported."""
 
 
 def integer_kernels(

@@ -34,7 +34,7 @@ SHAPES = 2**12
 """Bytes of a tensor that may be a shape; the values of larger ones are not looked at."""
 
 ROUNDS, MOST_AXES = 16, 64
-"""How often shapes are inferred, and the largest rank that is told from the length of a shape."""
+"""How often shapes are inferred, and the largest rank inferred from the length of a shape."""
 
 _LARGEST = 2**28
 """Bytes of a graph, without its weights, that shapes are inferred of, since that copies it."""
@@ -44,11 +44,11 @@ def check_ranks(path: Path, model: onnx.ModelProto) -> None:
     """Check the operands of every Einsum in a graph, in its subgraphs and in its functions.
 
     Args:
-        path: the file it was read from, beside which external data lie that were checked.
-        model: with the values of its small weights, inside or beside the file.
+        path: the file it was read from, in the folder of its checked external data.
+        model: with the values of its small weights, internal or external.
 
     Raises:
-        UnsupportedModelError: a rank is not the one of the equation, or cannot be told.
+        UnsupportedModelError: a rank is not the one of the equation, or is unknown.
     """
     if not any(node.op_type == EINSUM for node in all_nodes(model)):
         return
@@ -59,7 +59,7 @@ def check_ranks(path: Path, model: onnx.ModelProto) -> None:
         _keep_ranks(plain)
         unknown = sorted(set(_unranked(_inferred(plain).graph, set())))
     except (ValueError, RuntimeError, shape_inference.InferenceError) as error:
-        raise UnsupportedModelError(f"its shapes cannot be told: {first_line(error)}") from error
+        raise UnsupportedModelError(f"its shapes are unknown: {first_line(error)}") from error
     if unknown:
         raise UnsupportedModelError(
             f"an Einsum reads {unknown[0]!r}, whose number of dimensions is known only when the "
@@ -111,7 +111,7 @@ def _bare(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _stored(path: Path, tensor: TensorProto) -> bytes:
-    """Read a value beside the file; onnx's own reader refuses data that have a second hard link."""
+    """Read external data; onnx's own reader refuses data that have a second hard link."""
     entry = {e.key: e.value for e in tensor.external_data}
     with (path.parent / entry["location"]).open("rb") as data:
         data.seek(int(entry.get("offset") or 0))

@@ -55,7 +55,7 @@ def has_bfloat16(model: onnx.ModelProto) -> bool:
 def retyped(model: onnx.ModelProto, kinds: Kinds) -> onnx.ModelProto:
     """Return a copy in other types, its inputs and outputs too.
 
-    Initializers beside the file keep the type they are stored in, and are cast.
+    External initializers keep the type they are stored in, and are cast.
     """
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
@@ -138,7 +138,7 @@ class _Nodes(list[onnx.NodeProto]):
 
 
 def _in_float(node: onnx.NodeProto, stored: Mapping[str, int]) -> list[onnx.NodeProto]:
-    """Compute a node in float32; one with scales that stay in half precision stays as it is."""
+    """Compute a node in float32; one with scales that stay in half precision is not changed."""
     inputs, outputs = FLOAT_ONLY[node.op_type]
     inputs = tuple(place for place in inputs if place < len(node.input))
     if any(stored.get(node.input[place]) == TensorProto.FLOAT16 for place in inputs):

@@ -46,7 +46,7 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     """Check a graph and put its nodes in order, in place; values of weights are not looked at.
 
     Args:
-        path: the file it was read from, beside which external data lie.
+        path: the file it was read from, in the folder of its external data.
         model: parsed, with or without the values of its weights.
 
     Raises:

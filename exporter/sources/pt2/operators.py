@@ -42,13 +42,13 @@ def operator(target: str) -> None:
     """Check one call target, importing linexport's own operators when one is named.
 
     Raises:
-        UnsupportedModelError: it is no operator, or none that linexport knows.
+        UnsupportedModelError: it is not an operator that linexport knows.
     """
     if target in _ARITHMETIC or target in _CONTROL_FLOW:
         return
     named = _OVERLOAD.fullmatch(target)
     if not named or target in _FORBIDDEN:
-        raise UnsupportedModelError(f"it calls {shorten(target)}, which is no tensor operator")
+        raise UnsupportedModelError(f"it calls {shorten(target)}, which is not a tensor operator")
     namespace, name, overload = named.groups()
     if namespace not in _NAMESPACES:
         raise UnsupportedModelError(

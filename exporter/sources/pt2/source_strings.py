@@ -24,7 +24,7 @@ def shorten(text: object) -> str:
 def identifier(text: str) -> None:
     """Names of values, arguments and subgraphs: they become local variables."""
     if not _IDENTIFIER.fullmatch(text):
-        raise UnsupportedModelError(f"it has a name that is no identifier: {shorten(text)}")
+        raise UnsupportedModelError(f"it has a name that is not an identifier: {shorten(text)}")
 
 
 def identifier_or_empty(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Vision towers beside language models of transformers, one model type in each file.
+"""Vision towers of language models of transformers, one model type in each file.
 
     pixel_values (patches, channels), grid (2,) -> image_features (tokens, width)
 

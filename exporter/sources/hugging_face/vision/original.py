@@ -60,7 +60,7 @@ class OriginalWithImages(OriginalCausalModel):
         return self.head.result(output, attention_mask)
 
     def step(self, input_ids: Tensor, attention_mask: Tensor, *given: Any) -> Tensor:
-        """See ``OriginalCausalModel``; embeddings of images are not timed apart."""
+        """See ``OriginalCausalModel``; embeddings of images are not timed separately."""
         if hasattr(self.model.model, "rope_deltas"):  # of images of an earlier call
             self.model.model.rope_deltas = None
         return super().step(input_ids, attention_mask, given[-1])

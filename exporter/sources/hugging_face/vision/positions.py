@@ -24,7 +24,7 @@ OFFSETS = 4
 """Numbers of a token in ``position_offsets``."""
 
 DEFAULTS = {"inputs_embeds": 0, "embeds_mask": 0, "position_offsets": 0}
-"""Values of inputs where there is no image."""
+"""Values of inputs without an image."""
 
 RANGES = {3: (0, 2), 4: (0, 3)}
 """Integers to draw for these inputs in checks, by the place of the input."""
