@@ -114,6 +114,7 @@ class Nodes(NodeBuilder):
         for place, size in enumerate(target):
             same = copied is not None and place < len(copied) and size_of(copied[place]) == size
             entries.append(size.known if size.known is not None else 0 if same else None)
+        # A Reshape infers one size from the number of elements.
         if copied is not None and entries.count(None) == 1:
             entries = [-1 if n is None else n for n in entries]
         if None not in entries:
@@ -136,6 +137,7 @@ class Nodes(NodeBuilder):
             attributes = {"start": place, "end": place + 1}
             return self.add("Shape", [tensor], np.dtype(np.int64), attrs=attributes, shape=[1])
         for known in self._sources:
+            # n m = n times m, where n can be read from an input.
             rest = size.divided(known)
             if rest is not None and known != ONE and known.known is None:
                 other = (
@@ -176,6 +178,7 @@ def _blocks(source: Sequence[Index], target: Sequence[Index]) -> list[Index]:
     flat = [a for index in source for a in index]
     following = set(pairwise(flat))
     places = [{a: n for n, i in enumerate(side) for a in i} for side in (source, target)]
+    # Labels that follow each other in both move as one dim, so that a Transpose has few.
     blocks: list[Index] = []
     for axis in (a for index in target for a in index):
         last = blocks[-1][-1] if blocks else axis

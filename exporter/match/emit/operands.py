@@ -191,4 +191,5 @@ def _kind(inputs: Sequence[gs.Tensor], default: np.dtype[np.generic]) -> np.dtyp
 
 def _wider(a: gs.Tensor, b: gs.Tensor) -> list[int | str]:
     assert a.shape is not None and b.shape is not None
+    # NumPy's broadcasting, of sizes that are equal or 1.
     return [y if x == 1 else x for x, y in zip(a.shape, b.shape, strict=True)]

@@ -37,6 +37,7 @@ def without_chunks(size: Size, symbol: str) -> int | str | None:
         return None
     lengths = (DIVIDED, 3 * DIVIDED)
     try:
+        # Both lengths are multiples of every usual chunk: there C (n // C) = n.
         found = [size_value(size, {symbol: n}) for n in lengths]
         # Of padded tokens there are more.
         if size_value(size, {symbol: DIVIDED + 1}) > max(DIVIDED + 1, found[0]):
@@ -54,6 +55,7 @@ def needed_by(graph: gs.Graph, values: Values, candidate: RewriteCandidate) -> s
     found, sizes = set(), [candidate.length, *_sizes(graph, values)]
     for symbol in given & symbols_in(candidate.length):
         chunk = _chunk(sizes, symbol)
+        # A model that runs at lengths between defines what becomes of incomplete chunks.
         if chunk and not any(is_run_at(candidate, {symbol: n}) for n in (chunk + 1, 3 * chunk - 1)):
             found.add(symbol)
     return found

@@ -78,8 +78,10 @@ def _power(
     if exponent is None or any(not leaf.axes <= heads for leaf in exponent.leaves):
         return None
     if not exponent.place:
+        # Without a position the factor is a number for each head.
         return np.exp(exponent.values), []
     for rate in rates:
+        # exp(n C r) = exp(r)^(n C): over a chunk of C tokens a state fades by C steps.
         if np.allclose(exponent.values, size * rate.values, rtol=EQUAL, atol=0):
             return np.ones(1), [rate.at(exponent.place, size)]
     return None
@@ -119,6 +121,7 @@ def _stored(
     last = axes.index(place[0])
     value = np.moveaxis(value.reshape(sizes), last, -1).reshape(-1, sizes[last])
     for rate in rates:
+        # v_n = v_0 exp(r n): the first number times a power of the rate.
         grown = np.exp(rate.values[:, None] * np.arange(value.shape[1]))
         if np.allclose(value, value[:, :1] * grown, rtol=EQUAL, atol=0):
             return value[:, 0], [rate.at((place[0],))]

@@ -85,6 +85,7 @@ def window(seen: Sequence[ByDistance]) -> int | None:
     count = int(visible.sum())
     if not np.array_equal(visible, (distances >= 0) & (distances < count)):
         raise NotAttentionError("its mask does not keep the last tokens and only those")
+    # Beyond their reach the masks are constant: a query that sees the last distance sees all.
     return None if visible[-1] else count
 
 
@@ -160,6 +161,7 @@ def _computed(e: Evaluator, node: gs.Node) -> ByDistance:
     if node.op not in OPERATORS:
         raise NotAttentionError(f"its mask passes through {node.op} {node.name}")
     parts = [_read(e, t) for t in node.inputs]
+    # Entries change where a part does, or where a distance meets a number, whose size is its reach.
     reach = sum(part.reach for part in parts)
     if node.op in ARITHMETIC:
         _check_slopes(node, parts, reach)
@@ -309,6 +311,7 @@ def _of_form(form: Form) -> ByDistance:
         for shift in SHIFTS:
             place: dict[object, np.ndarray] = {row: d + shift, column: np.full(len(d), shift)}
             tried.append(sum((product(t, place) for t in form.terms), np.zeros(len(d))))
+        # A value of the distance alone is the same wherever the key is.
         if not all(np.array_equal(tried[0], other) for other in tried):
             raise NotAttentionError("its mask depends on the place of a token, not on distances")
         return tried[0]

@@ -42,10 +42,12 @@ def softmax(scores: Entries) -> Entries:
 
 
 def _times(a: Entries, b: Entries) -> Entries:
+    # 0 x = 0, as data are finite.
     return np.where((a == 0) | (b == 0), 0.0, a * b)
 
 
 def _plus(a: Entries, b: Entries) -> Entries:
+    # -inf + x = -inf for finite x.
     low = (a <= EXCLUDED) & np.isnan(b), (b <= EXCLUDED) & np.isnan(a)
     return np.where(low[0], a, np.where(low[1], b, a + b))
 
@@ -60,15 +62,18 @@ def _over(a: Entries, b: Entries) -> Entries:
 
 
 def _where(truth: Entries, a: Entries, b: Entries) -> Entries:
+    # A choice that data makes is known only between equal values.
     chosen = np.where(truth != 0, a, b)
     return np.where(np.isnan(truth) & (a != b), UNKNOWN, chosen)
 
 
 def _and(a: Entries, b: Entries) -> Entries:
+    # False and x is false, whatever x is.
     return np.where((a == 0) | (b == 0), 0.0, (a != 0) * (b != 0) + 0.0 * (a + b))
 
 
 def _or(a: Entries, b: Entries) -> Entries:
+    # True or x is true, whatever x is.
     one = ((a != 0) & ~np.isnan(a)) | ((b != 0) & ~np.isnan(b))
     return np.where(one, 1.0, 0.0 * (a + b))
 

@@ -138,6 +138,7 @@ class Evaluator:
                 return self.outer.form(tensor)
             self._forms[tensor.name] = self._source(tensor)
         found = self._forms[tensor.name]
+        # Labels that are summed over must differ between two uses of a tensor in one product.
         return None if found is None else found.fresh()
 
     def forms(self, tensors: Iterable[gs.Tensor]) -> list[Form] | None:
@@ -238,6 +239,7 @@ class Evaluator:
         from_end = found.place - len(found.rest.dims)
         for tensor in node.inputs:
             sizes = self.sizes(tensor)
+            # With size 1 along the dim both halves are the same.
             if tensor.name not in self.behind and (
                 sizes is None or (len(sizes) >= -from_end and sizes[from_end] != ONE)
             ):

@@ -61,6 +61,7 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
     # rfft gives n // 2 + 1 numbers, and the others follow: so the inverse is of length n.
     if not compare(start, length, lambda a, b: a == b - b // 2 - 1):
         return None
+    # Two signals of T tokens convolve to 2 T - 1: a shorter cycle would wrap around.
     if not compare(length, tokens, lambda a, b: a >= 2 * b - 1):
         return None
     operands = [_operand(e, node, s) for node, s in zip((first, second), spectra, strict=True)]
@@ -117,6 +118,7 @@ def _inverse(e: Evaluator, tensor: gs.Tensor) -> gs.Node | None:
     if part is None or part[1] != 0:
         return None
     node = producer(part[0], "DFT")
+    # The real part of the inverse transform of a complete spectrum is irfft.
     plain = node is not None and node.attrs.get("inverse", 0) and not node.attrs.get("onesided", 0)
     return node if plain and node is not None and _length_is_own(node) else None
 
@@ -144,6 +146,8 @@ def _completed(e: Evaluator, tensor: gs.Tensor) -> gs.Node | None:
     if joined is None or product is None or turned is None or len(joined.inputs) != 2:
         return None
     signs = e.values.numbers(product.inputs[1])
+    # A real signal has X_{n-m} = conj(X_m): the rest is the half spectrum backwards, with the
+    # imaginary part negated.
     backwards = e.ints(turned, 2, "ends") == [0] and e.ints(turned, 4, "steps") == [-1]
     along = e.ints(turned, 3, "axes") == [joined.attrs["axis"]]
     if signs is None or signs.tolist() != [1, -1] or not backwards or not along:

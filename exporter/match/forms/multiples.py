@@ -58,8 +58,10 @@ def multiple_of(
             return Multiple(a.of, a.factors * kept)
         case "Neg", [Multiple() as a]:
             return Multiple(a.of, -a.factors)
+        # f v + g v = (f + g) v
         case "Add" | "Sub", [Multiple() as a, Multiple() as b] if a.of == b.of:
             return Multiple(a.of, a.factors + (b.factors if node.op == "Add" else -b.factors))
+        # c (f v) = (c f) v, for a c that positions alone decide.
         case "Mul", [Multiple() as a, _] if not np.isnan(given[1]).any():
             return Multiple(a.of, a.factors * given[1])
         case "Mul", [_, Multiple() as b] if not np.isnan(given[0]).any():

@@ -51,8 +51,10 @@ def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
     if node.op == "Where":
         return _chosen(node, depth)
     if node.op == "Sub":
+        # c - f >= 0 for c >= 1 and f between 0 and 1.
         return 1 if _is_one(node.inputs[0]) and is_fraction(node.inputs[1]) else 0
     if node.op == "Clip" and len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        # max(x, low) >= low
         return 1 if _sign(node.inputs[1], depth + 1) == 1 else 0
     signs = [_sign(t, depth + 1) for t in node.inputs[: 1 if node.op in KEEPS else None]]
     if node.op in KEEPS or (node.op in ("Add", "Sum", "Min", "Max") and len(set(signs)) == 1):
@@ -61,6 +63,7 @@ def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
         return -signs[0]
     if node.op in ("Mul", "Div"):
         return signs[0] * signs[1]
+    # log f <= 0 for f between 0 and 1.
     below_one = node.op == "Log" and node.inputs[0].inputs
     return -1 if below_one and node.inputs[0].inputs[0].op in ("Sigmoid", "Softmax") else 0
 
@@ -75,5 +78,6 @@ def _chosen(node: gs.Node, depth: int) -> int:
     greater = condition.inputs[0] if condition.inputs else None
     bounded = greater is not None and greater.op == "Greater" and greater.inputs[0] is x
     above = bounded and greater is not None and _sign(greater.inputs[1], depth + 1) == 1
+    # Where(x > y, x, z) takes x only where it is above y >= 0.
     first, second = 1 if above else _sign(x, depth + 1), _sign(otherwise, depth + 1)
     return first if first == second else 0

@@ -38,6 +38,7 @@ class TokenSizes:
         if symbols_in(size) != {self.symbol}:
             return None
         found = set()
+        # A size T + n differs from T by the same number at both lengths; 2 T, say, does not.
         for number in (DIVIDED, 3 * DIVIDED):
             at = {self.symbol: number}
             try:
@@ -124,5 +125,6 @@ def reach_of(region: Sequence[gs.Node]) -> int | None:
         for value in values:
             if value.dtype.kind in "iuf":
                 whole = np.abs(value.astype(np.float64))
+                # Positions are shifted by sums of these constants at the most.
                 total += float(whole[whole <= FARTHEST].sum())
     return int(total) if total <= FARTHEST else None

@@ -148,6 +148,7 @@ class BandWriter(Nodes):
     def _table(self, values: np.ndarray, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """Return values that are looked up by distance."""
         d, far = self._distance(), self.band.rows + 1
+        # Beyond these distances the mask is constant.
         place = self.op.Min(self.op.Max(d, -1), far)
         if self._is_real is not None:
             shape = [*known_shape(self._is_real)[:-2], *known_shape(d)]

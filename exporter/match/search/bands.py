@@ -251,6 +251,8 @@ class BandReader:
         Raises:
             NotAttentionError: later tokens count, or the number has no bound.
         """
+        # Entries change only where a mask or a triangle does: beyond these reaches they are
+        # constant.
         reach = sum(mask.reach for _, mask in band.masks.values()) + 2
         reach += sum(abs(k) + 1 for k in band.diagonals.values())
         distances = np.arange(-reach, reach + 1)
@@ -270,10 +272,12 @@ class BandReader:
         seen = np.zeros(len(distances), bool)
         for tensor, op in band.neutral:
             values = known[tensor.name]
+            # An unknown entry is NaN, which compares false: it is seen.
             seen |= ~(values <= EXCLUDED if op in LEAST else values == 0)
             if op in LEAST and values[reach] <= EXCLUDED:
                 raise NotAttentionError("the first token does not see itself, so that all are seen")
         places = distances[seen]
+        # A distance seen at the end of the reach is seen however far it is.
         if not places.size or places[0] < 0 or seen[-1]:
             raise NotAttentionError("it does not see the last tokens and only those")
         if not places[-1]:

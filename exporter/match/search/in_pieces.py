@@ -151,6 +151,8 @@ class WindowReader:
             NoWindowError: the results differ, or the nodes do not run on their own.
         """
         rows = max(moved.front for moved in window.given)
+        # Pieces shorter and longer than the rows in front, so that rows come from one and from
+        # several.
         lengths = [self.sizes.whole(n) for n in (1, rows + 2, 1, rows // 2 + 1, times * rows + 3)]
         made = {m.result.name: m for m in window.given}
         others = [t for t in inputs_of(window.nodes) if t.name not in made]
@@ -222,5 +224,6 @@ def nearly_equal(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return False
     x, y = a[finite].astype(np.float64), b[finite].astype(np.float64)
+    # Sums of a piece may be taken in another order, with the rounding of the dtype.
     share = RELATIVE.get(b.dtype.name, RELATIVE["float32"])
     return not x.size or float(np.abs(x - y).max()) <= share * float(np.abs(y).max())

@@ -136,6 +136,7 @@ class CountReader:
         if any(stated_sizes(t) is None or t.dtype is None for t in given):
             return None
         made = list[np.ndarray]()
+        # Two lengths, to see what depends on the length; another batch, to see what depends on it.
         for length, other in ((2 * reach + 9, 2), (3 * reach + 20, 2), (2 * reach + 9, 3)):
             symbols = self.sizes.at(length, given, other)
             try:
@@ -170,6 +171,7 @@ def _counted(
         return None  # it depends on the length
     numbers = whole.astype(np.float64)
     steps = np.diff(numbers, axis=0)
+    # A line has equal differences: behind the last one that differs only two numbers are needed.
     same = (steps == steps[-1]).reshape(len(steps), -1).all(1)
     bent = np.flatnonzero(~same)
     count = int(bent[-1]) + 2 if bent.size else 1

@@ -294,11 +294,13 @@ def _rates(computed: Callable[..., np.ndarray], got: np.ndarray, heads: int) -> 
     none = computed(np.full(heads, LOG_OF_NOTHING), 2)
     change = computed(np.zeros(heads), 2) - none
     with np.errstate(all="ignore"):
+        # The c of least squares in got - a = c b, head by head.
         rates = along(got[:, :2] - none, change) / along(change, change)
         for _ in range(NEWTON):
             if not _are_rates(rates):
                 return None
             here = computed(np.log(rates))
+            # The derivative by log c, as a difference.
             slope = (computed(np.log(rates * (1 + STEP))) - here) / STEP
             rates = rates * (1 + along(got - here, slope) / along(slope, slope))
     return np.log(np.minimum(rates, 1.0)) if _are_rates(rates) else None

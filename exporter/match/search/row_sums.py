@@ -115,6 +115,7 @@ class _Writer(Factors):
         axes: list[Index] = [(a,) for index in dims for a in index]
         count = self.ordered(Leaf(self._count(), (roles.query_position,)), axes)
         rate = self._rate(roles.decay, axes)
+        # A geometric sum, sum_{n <= t} e^{l n} = (e^{l (t + 1)} - 1) / (e^l - 1).
         total = self._op("Div", self._expm1(self._op("Mul", count, rate)), self._expm1(rate))
         if roles.post != 1.0:
             total = self._op("Mul", total, self._number(roles.post))
@@ -150,6 +151,8 @@ class _Writer(Factors):
         return self.add("Where", [none, self._number(NO_DECAY), x], FLOAT, shape=x.shape)
 
     def _expm1(self, x: gs.Tensor) -> gs.Variable:
+        # tanh(x / 2) = (e^x - 1) / (e^x + 1), and 1 / sigmoid(-x) = 1 + e^x; neither cancels near
+        # 0.
         half = self._op("Tanh", self._op("Mul", x, self._number(0.5)))
         return self._op("Div", half, self._op("Sigmoid", self._op("Neg", x)))
 

@@ -216,6 +216,7 @@ class MoveReader:
             own = _change(x, y) if long else None
             if own is not None:
                 found.add(own)
+            # Another change at another length is one that depends on the length.
             if len(found) != 1 or (long and own is None):
                 return None
             (change,) = found
@@ -250,6 +251,7 @@ def _change(x: np.ndarray, y: np.ndarray) -> _Change | None:
     if not x.size or x.shape[1:] != y.shape[1:]:
         return None
     same = (y == x[:1]).reshape(len(y), -1).all(1)
+    # The filling may equal the first row, too: the last such row is tried first.
     for front in np.flatnonzero(same)[::-1]:
         kept = y[front : front + len(x)]
         fill, end = _filling(y[:front], x), _filling(y[front + len(x) :], x)

@@ -149,6 +149,8 @@ class _Search(Rewriter):
             return None
         ((scale, maximum),) = scales
         left = Term(term.coefficient, tuple(f for f in term.factors if f is not scale))
+        # The factors that are left must be of tokens: a value of a loop's step has no form outside
+        # of it.
         if any(isinstance(leaf, StepValue) for leaf in _leaves(left)):
             return None
         form = Form(form.dims, (left,))
@@ -212,6 +214,7 @@ class _Search(Rewriter):
     def _is_maximum(self, roles: Roles, maximum: Leaf) -> bool:
         """Return whether n grows with the exponents that it is a maximum of."""
         own = exponent_of(roles)
+        # A multiple c i is homogeneous where i is.
         function = own.function[2]
         if function[0] == "Mul" and function[3][0] == "const":
             function = function[2]

@@ -85,6 +85,7 @@ class Regions:
         waiting = {o.name: o for o in loop.outputs if is_read(self.graph, o)}
         inside = [loop]
         for _ in range(STEPS):
+            # Nothing else is read of the loop: what follows can be replaced from here.
             if len(waiting) == 1:
                 yield from waiting.values()
             if any(t is o for t in waiting.values() for o in self.graph.outputs):
@@ -143,6 +144,7 @@ class Regions:
         node, sizes = producer(tensor), self.evaluator.sizes(tensor)
         if node is None or tensor.name not in self.data:
             return False
+        # Projections act on each token alone.
         if node.op in PROJECTIONS and self._is_projection(node):
             return False
         if sizes is None or sizes.count(tokens) != 1 or self._has_more(sizes, tokens):
@@ -220,6 +222,7 @@ def is_analytic(node: gs.Node, data: Collection[str]) -> bool:
         return False
     if node.op == "Cast" and node.attrs["to"] not in FLOATING:
         return False
+    # A choice, a shape or a divisor that data decides is not a polynomial or an exponential of it.
     if any(node.inputs[place].name in data for place in _held(node)):
         return False
     bodies = [a for a in node.attrs.values() if isinstance(a, gs.Graph)]
@@ -253,4 +256,5 @@ def _is_analytic_body(loop: gs.Node, body: gs.Graph, data: Collection[str]) -> b
         more = {before.name for before, after in states if after.name in known} - known
         if not more:
             return all(is_analytic(node, known) for node in body.nodes)
+        # A state depends on data in all steps if it does after one.
         known |= more
