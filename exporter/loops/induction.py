@@ -115,6 +115,7 @@ class StepNumbers:
     def is_range(self, tensor: gs.Tensor) -> bool:
         """Return whether a tensor is 0, 1, 2, ..., whatever axes of size 1 it has."""
         node = producer(tensor)
+        # These keep the elements in order.
         while node is not None and node.op in ("Cast", "Identity", "Reshape", "Unsqueeze"):
             node = producer(node.inputs[0])
         if node is None or node.op != "Range":
@@ -137,6 +138,7 @@ class StepNumbers:
         most, going = self.loop.inputs[:2]
         after = original_of(self.body.outputs[0])
         endless = after is self.body.inputs[1] or self._is_true(after)
+        # The largest int64 stands for no limit.
         limited = not most.is_empty() and self._number(most) != np.iinfo(np.int64).max
         if not going.is_empty() and endless and not self._is_true(going):
             raise NoMatchError("a condition decides whether it runs at all")
@@ -171,6 +173,7 @@ class StepNumbers:
         number = self._number(node.inputs[1])
         if number is None:
             return count
+        # (b + c) + more = b + (c + more)
         added = number if node.op == "Add" else -number
         return self._plain(StepCount(node.inputs[0], count.more + added))
 

@@ -100,5 +100,6 @@ def layouts(loop: gs.Node) -> Iterator[StatePairs]:
         if first[axis] % 2 == 0:
             half = [*first[:axis], first[axis] // 2, *first[axis + 1 :]]
             yield StatePairs(half, axis)
+            # Of two entries the first half is the even one.
             if first[axis] > 2:
                 yield StatePairs(half, axis, alternate=True)

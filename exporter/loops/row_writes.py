@@ -77,6 +77,7 @@ def _of_moved(
     if moved is None or moved.inputs[0] is not state:
         return None
     orders = [list(node.attrs.get("perm", ())) for node in (moved, back)]
+    # One axis moves to the front, and the others keep their order.
     others = orders[0][1:]
     # The argsort of a permutation is its inverse: the second Transpose undoes the first.
     if not orders[0] or others != sorted(others) or orders[1] != np.argsort(orders[0]).tolist():
@@ -88,6 +89,7 @@ def _first_axis(numbers: StepNumbers, scatter: gs.Node, axis: int) -> RowWrite |
     """ScatterND of one index, [[n]]."""
     _, places, row = scatter.inputs
     offset = numbers.offsets.get(places.name)
+    # An index of one number is a whole row of the first axis.
     one = places.shape is not None and list(places.shape) == [1, 1]
     if offset is None or not one or _reduces(scatter):
         return None
@@ -132,6 +134,7 @@ def _place(numbers: StepNumbers, condition: gs.Tensor, rank: int) -> tuple[int, 
     shape = condition.shape
     if shape is None or len(shape) > rank:
         return None
+    # The condition may vary along one axis alone, where it is true at one place.
     wide = [rank - len(shape) + i for i, size in enumerate(shape) if size != 1]
     node = producer(condition)
     while node is not None and node.op in ("Expand", "Identity", "Reshape", "Unsqueeze"):

@@ -60,6 +60,7 @@ class LinearStates(StepStates):
         behind = nodes_behind([self.body.outputs[place]])
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
         start = self._starts[place]
+        # The operators begin with zeros or with a stored state.
         begun = self._values.is_zero(start) or _is_stored(start)
         return begun and all(node.op in ARITHMETIC for node in own)
 

@@ -131,6 +131,7 @@ def leaves(node: gs.Node, within: set[str], shapes: dict[str, Shape], outer: boo
     if node.op not in OPERATORS or any(t.name not in shapes for t in reads):
         return False
     if not reads:
+        # It reads no value of the body: loop-invariant.
         within.difference_update(o.name for o in node.outputs)
         _write_shape(node)
         return True
@@ -189,6 +190,8 @@ def multiplies(node: gs.Node, within: set[str], shapes: dict[str, Shape]) -> boo
     """Return whether a product of matrices is the same for all tokens; its shape is added."""
     ranks = {len(shapes[t.name]) for t in node.inputs if t.name in shapes}
     outside = [len(t.shape or ()) for t in node.inputs if t.name not in shapes]
+    # One more axis in front of the tokens' operands still broadcasts with matrices of no more axes
+    # than these have; an Einsum with its result stated takes one more letter.
     written_out = node.op == "Einsum" and "->" in node.attrs["equation"]
     same = written_out or (
         node.op == "MatMul" and len(ranks) == 1 and max([2, *outside]) <= min(ranks)
@@ -250,6 +253,7 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
     if node.op == "SequenceAt":
         return _is_one_part(node)
     if node.op == "Reshape":
+        # The batch must be kept as the first axis: tokens and batch are then both a 0 of the shape.
         before, after = shapes[first.name], _written(node.outputs[0]) or []
         return (
             bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])

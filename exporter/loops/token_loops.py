@@ -92,6 +92,7 @@ class TokenLoop:
         """Return whether a node gives the same in every step; those before it are known."""
         if node.op in SIZES_ONLY and self.place_of(node.inputs[0]) in self.writes:
             return True
+        # A function of values that no step changes is the same in all steps.
         bodies = any(isinstance(a, gs.Graph) for a in node.attrs.values())
         if bodies or node.op in NOT_A_FUNCTION or any(t.name in self._varies for t in node.inputs):
             self._varies |= {o.name for o in node.outputs}
@@ -119,6 +120,7 @@ class TokenLoop:
             return None
         data, places = node.inputs[:2]
         offset = self.numbers.offsets.get(places.name)
+        # A negative offset would read from the end in the first steps.
         if data.name in self._varies or data.shape is None or offset is None or offset < 0:
             return None
         if node.op == "Slice":
@@ -135,6 +137,7 @@ class TokenLoop:
     def is_all(self, tensor: gs.Tensor, axis: int, offset: int) -> bool:
         """Return whether the steps go through all of a tensor's axis."""
         size = known_shape(tensor)[axis]
+        # n = 0 ... size - 1 takes each place once.
         return offset == 0 and size not in (None, "") and self.length == parse(size)
 
 

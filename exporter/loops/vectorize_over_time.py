@@ -56,6 +56,7 @@ def axes_of(node: gs.Node) -> list[int] | None:
 def parts_of(node: gs.Node, shape: Shape) -> list[int] | None:
     """Return the sizes that a SplitToSequence cuts a shape into; None where they are not known."""
     size = shape[node.attrs.get("axis", 0)]
+    # Without keepdims the parts lose the axis, which a Split keeps.
     if not isinstance(size, int) or not node.attrs.get("keepdims", 1):
         return None
     if len(node.inputs) == 1:
@@ -121,6 +122,7 @@ class LiftedSteps:
 
     def add(self, node: gs.Node) -> None:
         """Add what a node computes, of all tokens."""
+        # Of constants and outer values alone a node computes the same for all tokens.
         if not any(t.name in self.scanned or t.name in self.shapes for t in node.inputs):
             self._move(node)
             return
@@ -130,6 +132,7 @@ class LiftedSteps:
         inputs = [self.of(t) for t in node.inputs]
         attrs = dict(node.attrs)
         if node.op == "Transpose":
+            # Tokens are the first axis: every other axis is one later.
             attrs["perm"] = [0, *(axis + 1 for axis in node.attrs["perm"])]
         elif node.op in AXIS:
             attrs["axis"] = _later(node.attrs.get("axis", AXIS[node.op]))
@@ -149,6 +152,7 @@ class LiftedSteps:
             inputs = [self._wide(t, w, rank) for t, w in zip(node.inputs, inputs, strict=True)]
         elif node.op == "Einsum":
             attrs = {"equation": self._equation(node)}
+        # Gemm takes matrices alone; with more axes A B + C is MatMul and Add.
         elif node.op == "Gemm":
             inputs, attrs = self._product(node, inputs), {}
         self._add(_operator(node), inputs, node.outputs, attrs)
@@ -207,6 +211,7 @@ class LiftedSteps:
         """Return the shape that an Expand gives, with any number of tokens before it."""
         name = f"{self.stem}/{node.outputs[0].name}/shape"
         found = gs.Variable(name, np.int64)
+        # Expand broadcasts: a 1 in front keeps the number of tokens.
         inputs = [self._numbers(f"{node.outputs[0].name}/tokens", [1]), node.inputs[1]]
         self.nodes.append(gs.Node("Concat", name, {"axis": 0}, inputs, [found]))
         return found
@@ -270,4 +275,5 @@ def _operator(node: gs.Node) -> str:
 
 def _later(axis: int) -> int:
     """Return an axis counted with the tokens before all others."""
+    # A negative axis is counted from the end, where nothing was added.
     return axis + 1 if axis >= 0 else axis

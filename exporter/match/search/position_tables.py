@@ -136,7 +136,7 @@ class CountReader:
         if any(stated_sizes(t) is None or t.dtype is None for t in given):
             return None
         made = list[np.ndarray]()
-        # Two lengths, to see what depends on the length; another batch, to see what depends on it.
+        # Two lengths, to see what depends on the length; another size, to see what depends on that.
         for length, other in ((2 * reach + 9, 2), (3 * reach + 20, 2), (2 * reach + 9, 3)):
             symbols = self.sizes.at(length, given, other)
             try:
