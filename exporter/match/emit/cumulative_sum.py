@@ -55,9 +55,11 @@ class Sums(Outputs):
         if roles.value:
             x: gs.Tensor = self.packed_in(groups, roles.value, self.layout.value, dtype)
         else:
+            # Without a value it counts tokens.
             ones = np.ones((1, 1, axis_size(groups[2])), dtype)
             x = self.everywhere(ones, groups[2], roles.key_position)
         if roles.lag > 1:
+            # A sum up to t - k is that of values delayed by k.
             x = delayed_tokens(self, x, roles.lag)
         shape = [written_size(size_of(group)) for group in made]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)

@@ -122,6 +122,7 @@ class PositionOrder:
 
     def complement(self) -> PositionOrder:
         """1 where this is 0."""
+        # For integers, not s <= t + c is t <= s - c - 1.
         return PositionOrder(self.column, self.row, -self.offset - 1)
 
 
@@ -196,6 +197,7 @@ class Nested:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
+        # A sum does not depend on the order of its terms.
         return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:

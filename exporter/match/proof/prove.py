@@ -232,6 +232,7 @@ def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
     known = sorted({n for _, shape in candidate.inputs for s in shape for n in symbols_in(s)})
     along = [n for n in known if n in symbols_in(candidate.length)]
     for count, length in enumerate(PROVEN_LENGTHS):
+        # Neighbours differ, so that exchanged dims show.
         symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:
             symbols[along[-1]] = length + (candidate.reach if candidate.reach > 1 else 0)

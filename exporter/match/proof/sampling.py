@@ -53,4 +53,5 @@ def signed(x: np.ndarray) -> np.ndarray:
 
 def falling(x: np.ndarray) -> np.ndarray:
     """Return logarithms of decays: states fade within some tens of tokens."""
+    # Never above 0: exp of these is a decay.
     return np.asarray(-0.3 * np.abs(x))

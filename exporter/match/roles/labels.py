@@ -43,6 +43,7 @@ class Positions:
         """Read them: the key's are bound by the sum, the query's are free. None for any others."""
         if set(order.column) <= bound and set(order.row) <= free:
             return cls(order.row, order.column, False, order.offset)
+        # With the two exchanged the sum runs over later keys.
         if set(order.row) <= bound and set(order.column) <= free:
             return cls(order.column, order.row, True, order.offset)
         return None

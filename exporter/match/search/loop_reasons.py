@@ -75,6 +75,7 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
         return OTHER
     read = {name: _states(form, steps) for name, form in steps.following.items()}
     others = [(name, other) for name, own in read.items() for other in own - {name}]
+    # A state that reads one by which it is read is in a cycle.
     if any(name in reached(read, other) for name, other in others):
         return COUPLED
     if others:
