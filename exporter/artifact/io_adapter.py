@@ -2,7 +2,7 @@
 
 - rename: a state gets another name.
 - pack: several states become one, end to end, at the price of a copy at every step.
-- count: rows of width 0 are added, for a decoder that asks rows for the number of tokens.
+- count: rows of width 0 are added, for a decoder that reads the number of tokens off them.
 - mask: one mask over all tokens so far, in place of one of new tokens and one of past ones.
 - end at last tokens: what keeps the last inputs keeps those before padding on the right.
 
@@ -256,11 +256,11 @@ class Rewiring:
         if state.growing_axis is not None:
             self._before.append(helper.make_node("Slice", [MASK, *before], [state.past]))
             return
-        rows, count = f"{state.past}/all", f"{state.past}/count"
+        past, count = f"{state.past}/all", f"{state.past}/count"
         counted = state.past if state.past == COUNT_STATE else count
         self._before += [
-            helper.make_node("Slice", [MASK, *before], [rows]),
-            helper.make_node("ReduceSum", [rows, "mask/axis"], [counted], keepdims=1),
+            helper.make_node("Slice", [MASK, *before], [past]),
+            helper.make_node("ReduceSum", [past, "mask/axis"], [counted], keepdims=1),
         ]
         if state.past == COUNT_STATE:
             return

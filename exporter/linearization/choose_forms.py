@@ -170,13 +170,13 @@ def chosen(
 
 def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator[KernelAttention]:
     """All maps whose kernel is positive, which no denominator can vanish for."""
-    requested = config.features_of(site.name)
+    features = config.features_of(site.name)
     for kind in feature_maps.kinds():
         found = feature_maps.find_map(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
             continue
         sized = _sized(kind)
-        for size in (requested,) if requested else SIZES if sized else (None,):
+        for size in (features,) if features else SIZES if sized else (None,):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)
