@@ -101,7 +101,7 @@ def test_where_no_layer_is_better_nothing_is_replaced() -> None:
     found = run(module)
     assert not found.replaced and found.report.status == "declined"
     assert found.report.verdict.startswith(
-        "No: no layer's linear form is better than the mean of its values. 0.self_attn stays"
+        "No: no layer's linear form is better than the mean of its values. 0.self_attn is kept"
     )
     with torch.no_grad():
         torch.testing.assert_close(found.module(ROWS), module(ROWS))

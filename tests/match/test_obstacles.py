@@ -413,7 +413,7 @@ def test_a_loop_behind_a_convolution_has_its_reason(widened: bool) -> None:
     fused = "CausalConvWithState" in {n.op_type for n in rewritten.model.graph.node}
     assert fused == widened
     (candidate,) = rewritten.findings.unmatched
-    reason = "which stays" if widened else "that is computed of the inputs"
+    reason = "which is kept" if widened else "that is computed of the inputs"
     assert candidate.reason.startswith("Scan") and reason in candidate.reason
 
 

@@ -115,7 +115,7 @@ def dims_of(model: onnx.ModelProto) -> Dims:
     ("model", "reason"),
     [
         (cumsum(1, ["B", "H", "W", 4]), "along one of several dynamic sizes"),
-        (cumsum(1, ["B", "T", 6], reverse=1), "of later tokens"),
+        (cumsum(1, ["B", "T", 6], reverse=1), "over later tokens"),
     ],
     ids=["several sizes", "later tokens"],
 )

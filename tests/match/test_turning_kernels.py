@@ -193,7 +193,7 @@ def not_turned_around(u: Tensor, kernel: Tensor) -> Tensor:
         (of_two_angles, convolutions.fourier, "several angles"),
         (of_squares, convolutions.fourier, "sum of exponentials of positions"),
         (separate, with_a_bias, "add the bias to what it gives"),
-        (separate, not_turned_around, "no K.flip(-1)"),
+        (separate, not_turned_around, "not K.flip(-1)"),
     ],
     ids=lambda f: getattr(f, "__name__", ""),
 )
