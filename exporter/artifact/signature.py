@@ -195,7 +195,7 @@ def verify(folder: Path, key: Path, newer_than: str | None = None) -> Signed:
 
     Raises:
         UsageError: not an artifact, not such a key, or not a time.
-        SignatureError: there is no signature, it holds for none of the keys, it is too old, or a
+        SignatureError: the signature is missing, or holds for none of the keys, it is too old, or a
             file was changed, added or removed since.
         EnvironmentProblemError: ``cryptography`` is not installed.
     """

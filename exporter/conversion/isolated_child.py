@@ -63,7 +63,7 @@ def main() -> None:
     parent.tell(confined=asdict(confined))
     memory.own_process()
     try:
-        with shown_as_flags():  # what is made of another error's message, too
+        with shown_as_flags():  # also where one error quotes another
             _convert(config["source"], options, folder, parent)
     except BaseException as error:
         if _out_of_memory(error):

@@ -202,7 +202,7 @@ class SoftmaxReader:
             if value is not None and value.size == 1 and value.item():
                 if node.op == "Mul":
                     return x, float(value.item())
-                # A number over x is no multiple of x.
+                # A number over x is not a multiple of x.
                 return None if place else (x, 1 / value.item())
         return None
 
