@@ -67,7 +67,7 @@ def test_what_is_gone_is_named_with_the_releases_that_have_it() -> None:
     gone = Internal("torch.export", "no_such_name.at_all", "reads a test")
     with pytest.raises(
         EnvironmentProblemError,
-        match=r"no torch\.export\.no_such_name\.at_all, by which linexport reads a test\. torch 2",
+        match=r"torch\.export\.no_such_name\.at_all, .* reads a test, does not exist\. torch 2",
     ):
         gone.need()
     assert gone.find() is gone.holder() is None
@@ -173,7 +173,9 @@ def test_the_attribute_of_a_size_that_is_gone_is_named(monkeypatch: pytest.Monke
     class Size:
         node = object()
 
-    with pytest.raises(EnvironmentProblemError, match=r"no torch\.fx\.SymNode\.expr, by which"):
+    with pytest.raises(
+        EnvironmentProblemError, match=r"torch\.fx\.SymNode\.expr, by which .* not exist"
+    ):
         sizes.expression(Size())  # type: ignore[arg-type]
 
 
