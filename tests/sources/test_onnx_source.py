@@ -127,7 +127,7 @@ def test_it_is_measured_beside_the_file_itself(
     assert row.pytorch_ms is None
     assert "without a PyTorch module" in row.reasons["pytorch"]
     assert manifest.memory[0].plain_export_mb is not None
-    assert "no PyTorch" in manifest.memory[0].reasons["pytorch"]
+    assert "without a PyTorch module" in manifest.memory[0].reasons["pytorch"]
     again = linexport.validate(manifest.artifact)
     assert again.status == "ok"
 
