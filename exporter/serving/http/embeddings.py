@@ -59,25 +59,25 @@ async def embeddings(request: Request) -> Response:
     body = await request.body()
     charge.take(READ * len(body), "what is read of its body")
     vectors = _vectors(service)
-    asked = await desk.do(len(body), partial(parse, input=_read_input), EmbeddingRequest, body)
-    check_model(service, asked.model)
-    vectors.check_size(asked.dimensions)
-    texts = asked.texts()
+    fields = await desk.do(len(body), partial(parse, input=_read_input), EmbeddingRequest, body)
+    check_model(service, fields.model)
+    vectors.check_size(fields.dimensions)
+    texts = fields.texts()
     if not 1 <= len(texts) <= TEXTS:
         raise ProtocolError(
             400, f"input: found {len(texts)} texts; expected 1 to {TEXTS}.", param="input"
         )
-    rows = [await asyncio.to_thread(_tokens, service, vectors, asked, text) for text in texts]
+    rows = [await asyncio.to_thread(_tokens, service, vectors, fields, text) for text in texts]
     places = list(batches([len(row) for row in rows]))
-    size = await _charge(request, service, vectors, asked, [[rows[i] for i in p] for p in places])
+    size = await _charge(request, service, vectors, fields, [[rows[i] for i in p] for p in places])
     found: list[Any] = [None] * len(rows)
     for own in places:
         batch = [rows[i] for i in own]
         outputs = await attended(request, service.computing.run(vectors.feeds(batch)))
-        made = vectors.of_outputs(batch, outputs, asked.dimensions)
+        made = vectors.of_outputs(batch, outputs, fields.dimensions)
         for place, vector in zip(own, made, strict=True):
             found[place] = vector
-    content = await desk.do(size, _answer, service.name, asked, found, sum(map(len, rows)))
+    content = await desk.do(size, _answer, service.name, fields, found, sum(map(len, rows)))
     return Response(content, media_type="application/json")
 
 
@@ -90,7 +90,7 @@ def _vectors(service: Service) -> TextVectors:
 
 
 def _tokens(
-    service: Service, vectors: TextVectors, asked: EmbeddingRequest, text: str | list[int]
+    service: Service, vectors: TextVectors, fields: EmbeddingRequest, text: str | list[int]
 ) -> list[int]:
     """Return the tokens of a text.
 
@@ -99,7 +99,7 @@ def _tokens(
         UsageError: the text has none, or there is no such prompt.
     """
     if isinstance(text, str):
-        return vectors.tokens(text, asked.prompt_name)
+        return vectors.tokens(text, fields.prompt_name)
     most = min(service.limits.max_prompt, vectors.settings.longest or service.limits.max_prompt)
     if len(text) > most:
         raise ContextLengthError(too_long(len(text), most))
@@ -112,7 +112,7 @@ async def _charge(
     request: Request,
     service: Service,
     vectors: TextVectors,
-    asked: EmbeddingRequest,
+    fields: EmbeddingRequest,
     groups: Sequence[Sequence[Sequence[int]]],
 ) -> int:
     """Take the memory of the largest batch and of the answer; returns the bytes of that.
@@ -122,9 +122,9 @@ async def _charge(
     """
     charge, limits = request.scope["charge"], service.limits
     texts = sum(len(row) if vectors.by_token else 1 for group in groups for row in group)
-    count = texts * (asked.dimensions or vectors.size)
+    count = texts * (fields.dimensions or vectors.size)
     size = HEAD * (1 + sum(map(len, groups)))
-    size += 4 * count * 4 // 3 if asked.encoding_format == "base64" else largest(count, FLOAT)
+    size += 4 * count * 4 // 3 if fields.encoding_format == "base64" else largest(count, FLOAT)
     if size > limits.max_answer:
         raise ProtocolError(
             413,
@@ -143,8 +143,8 @@ async def _charge(
     return size
 
 
-def _answer(name: str, asked: EmbeddingRequest, found: Sequence[np.ndarray], tokens: int) -> bytes:
-    as_text = asked.encoding_format == "base64"
+def _answer(name: str, fields: EmbeddingRequest, found: Sequence[np.ndarray], tokens: int) -> bytes:
+    as_text = fields.encoding_format == "base64"
     data = [
         {
             "object": "embedding",
