@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,11 @@ from linexport.sources.hugging_face.folder import (
     processor_files,
     read_config,
     read_json,
-    tensor_names,
-    weight_files,
+    weights_of,
 )
 from linexport.sources.hugging_face.pretrained import build_causal, supported
 from linexport.sources.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
+from linexport.sources.packed import Weights
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
@@ -106,7 +105,7 @@ def load_hugging_face(
     head = head_of(folder / CONFIG, config, pooling)
     if adapter is not None:
         adapter.check_head(head.name, folder)
-    weights, copied = weight_files(folder), copied_files(folder)
+    weights, copied = weights_of(folder, config), copied_files(folder)
     if config["model_type"] in fla.layouts():
         from linexport.sources.hugging_face.flash_linear_attention import load
 
@@ -136,9 +135,11 @@ def load_hugging_face(
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
     auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)
-    files = [*weights, *getattr(head.pool, "files", ())]
+    files = [*weights.files, *getattr(head.pool, "files", ())]
     check_padding(folder, head, model)
     about = f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}"
+    if weights.title:
+        about = f"{about}, read from weights in {weights.title}"
     if adapter is not None:
         adapter.merge(model)
         files, about = [*files, *adapter.files], f"{about}, with an adapter merged into them"
@@ -377,10 +378,10 @@ def _left_out(config: JsonObject, model: LibraryObject) -> tuple[str, ...]:
 
 
 def _predictor(
-    folder: Path, files: Sequence[Path], model: LibraryObject, source: Source, taken: bool
+    folder: Path, weights: Weights, model: LibraryObject, source: Source, taken: bool
 ) -> tuple[LoadedModel | None, tuple[str, ...]]:
     """Return the head that predicts several tokens ahead, or the warning that it is left out."""
-    found = sorted(n for path in files for n in tensor_names(path) if MTP.match(n))
+    found = sorted(name for name in weights.tensors if MTP.match(name))
     if not found or any(MTP.match(name) for name, _ in model.named_parameters()):
         return None, ()
     from linexport.sources.hugging_face.multi_token import load_predictor
@@ -388,7 +389,7 @@ def _predictor(
     reason = "--no-mtp, engines and --proof layers leave it out"
     if taken:
         try:
-            predictor = load_predictor(folder, files, model, source)
+            predictor = load_predictor(folder, weights, model, source)
             return predictor, predictor.warnings
         except UnsupportedModelError as error:
             reason = str(error)

@@ -16,17 +16,14 @@ from linexport.sources.hugging_face.folder import (
     check_weights,
     copied_files,
     digest,
-    missing,
 )
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.sources.memory_map import mapped_parameters
-from linexport.sources.sizes import float32_bytes
+from linexport.sources.packed import Weights
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 
 if TYPE_CHECKING:
-    import torch
-
     from linexport.models.flash_linear_attention import CausalLM
 
 BATCH, SEQUENCE = "batch", "seq"
@@ -37,12 +34,11 @@ EMBEDDINGS, LOGITS = "embeddings.weight", "lm_head.weight"
 
 
 def load(
-    folder: Path, config: Mapping[str, object], files: list[Path], location: str
+    folder: Path, config: Mapping[str, object], weights: Weights, location: str
 ) -> LoadedModel:
     """The language model of a folder whose model type is one of ``layouts()``.
 
     Raises:
-        EnvironmentProblemError: safetensors is not installed.
         UsageError: a setting of the configuration is of the wrong type.
         UnsupportedModelError: a setting that is not implemented, or weights that do not fit.
     """
@@ -53,9 +49,9 @@ def load(
 
     copied = copied_files(folder)
     try:
-        with torch.device("meta"), limit_size(folder, files):
+        with torch.device("meta"), limit_size(folder, weights):
             build(config)
-        with mapped_parameters(float32_bytes(folder) or 1):
+        with mapped_parameters(weights.float32_bytes):
             model = build(config)
     except LinexportError:
         raise
@@ -65,7 +61,7 @@ def load(
             f"a configuration from which no model can be built ({first_line(error)})",
             "compare it with that of a published model of the same type",
         ) from error
-    _load_weights(model, folder, files)
+    _load_weights(model, folder, weights)
     check_finite(named_tensors(model), str(folder))
     settings = model.settings
     ids = torch.zeros(EXAMPLE, dtype=torch.int64)
@@ -78,7 +74,7 @@ def load(
         source=Source(
             kind="hugging_face",
             location=location,
-            sha256=digest([folder / CONFIG, *files]),
+            sha256=digest([folder / CONFIG, *weights.files]),
             description=f"{config['model_type']}: {parameter_summary('CausalLM', model)}",
         ),
         integer_ranges={0: (0, settings.vocab_size), 1: (1, 2)},
@@ -93,26 +89,23 @@ def load(
     )
 
 
-def _load_weights(model: CausalLM, folder: Path, files: list[Path]) -> None:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise missing(error) from None
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+def _load_weights(model: CausalLM, folder: Path, weights: Weights) -> None:
+    import torch
+
+    found, places = dict(weights.tensors), model.state_dict()
     embeddings = f"{model.stack}.{EMBEDDINGS}"
-    if model.settings.tie_word_embeddings and embeddings in weights:
-        weights.setdefault(LOGITS, weights[embeddings])
+    if model.settings.tie_word_embeddings and embeddings in found:
+        found.setdefault(LOGITS, found[embeddings])
     check_weights(
         folder,
-        absent=expected.keys() - weights.keys(),
+        absent=places.keys() - found.keys(),
         misshapen=[
-            (name, tuple(weights[name].shape), tuple(shape))
-            for name, shape in expected.items()
-            if name in weights and weights[name].shape != shape
+            (name, found[name].shape, tuple(place.shape))
+            for name, place in places.items()
+            if name in found and found[name].shape != tuple(place.shape)
         ],
-        unknown=weights.keys() - expected.keys(),
+        unknown=found.keys() - places.keys(),
     )
-    model.load_state_dict(weights)
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(found[name].read())

@@ -15,6 +15,7 @@ from linexport.manifest import LANGUAGE_FILES
 from linexport.manifest.file_names import PROCESSOR_FILES
 from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
 from linexport.sources.hugging_face.size_limits import check_layers
+from linexport.sources.packed import Weights, packing, read_weights
 from linexport.system.environment import version
 from linexport.system.install import pip_install_here
 from linexport.system.json_object import JsonObject
@@ -32,17 +33,15 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LISTED = 4
 _NESTED = 50
 
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Dtypes of weights that are not quantised, as safetensors names them."""
-
 
 def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
     """The folder's config.json.
 
     Raises:
         UsageError: it cannot be read.
-        UnsupportedModelError: it is no model configuration, one of quantised weights, or one whose
-            model is code in the folder, which was not allowed to run.
+        UnsupportedModelError: it is no model configuration, one of weights quantised in a format
+            that is not read, or one whose model is code in the folder, which was not allowed to
+            run.
     """
     config = read_json(folder / CONFIG)
     if not isinstance(config.get("model_type"), str):
@@ -68,14 +67,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
             f"architectures is {json.dumps(architectures)[:80]}; expected a list of class names",
             "take the folder as its author published it",
         )
-    quantisation = config.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        raise refuse(
-            folder,
-            f"weights quantised by {method or 'an unknown method'}; expected float ones",
-            "take the checkpoint it was quantised from",
-        )
+    packing(folder, config)
     if config.get("auto_map") and not trust_remote_code and not _is_own(config):
         raise _code(folder, config)
     return config
@@ -127,6 +119,15 @@ def _classes(auto_map: object) -> str:
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
     names = (name for v in values for name in (v if isinstance(v, list) else [v]) if name)
     return ", ".join(sorted({str(name) for name in names}))
+
+
+def weights_of(folder: Path, config: JsonObject) -> Weights:
+    """Return the weights of a folder, none of which is read yet.
+
+    Raises:
+        UnsupportedModelError: see ``weight_files``; or they are in a format that is not read.
+    """
+    return read_weights(folder, weight_files(folder), config)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -302,32 +303,19 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
     )
 
 
-def tensor_names(path: Path) -> list[str]:
-    """Return the names of the tensors of a safetensors file that was found whole."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
-
-
 def _check_header(path: Path) -> None:
-    """The header of a safetensors file is all there, and what it describes is, and is in floats."""
-    from safetensors import SafetensorError, safe_open
-
+    """The header of a safetensors file is all there, and what it describes is."""
     try:
-        with safe_open(path, framework="pt") as file:
-            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise missing(error) from None
+    try:
+        with safe_open(path, framework="pt"):
+            pass
     except OSError as error:
         raise unreadable(path, error) from error
     except SafetensorError as error:
         raise refuse(path, f"a damaged safetensors file ({error})", "download it again") from error
-    packed = sorted(n for n, d in dtypes.items() if n.endswith("weight") and d not in FLOATS)
-    if packed:
-        raise refuse(
-            path,
-            f"{packed[0]} of dtype {dtypes[packed[0]]}, so weights that are quantised",
-            "take the checkpoint it was quantised from",
-        )
 
 
 def read_json(path: Path) -> JsonObject:

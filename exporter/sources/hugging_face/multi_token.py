@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from linexport.sources.hugging_face.streaming_model import (
     stepwise,
 )
 from linexport.sources.loaded_model import LoadedModel, Source
+from linexport.sources.packed import Weights
 from linexport.sources.weights import check_finite
 from linexport.system.untyped import LibraryObject
 
@@ -105,13 +106,13 @@ class StreamingPredictor(Streaming):
 
 
 def load_predictor(
-    folder: Path, files: Sequence[Path], model: LibraryObject, source: Source
+    folder: Path, weights: Weights, model: LibraryObject, source: Source
 ) -> LoadedModel:
     """Return the head of a model, as a model of its own.
 
     Args:
         folder: of the model, for errors.
-        files: of weights.
+        weights: of the folder.
         model: of transformers, whose embeddings and head it shares.
         source: of that.
 
@@ -123,11 +124,11 @@ def load_predictor(
         raise UnsupportedModelError(
             f"its layout is known of {', '.join(FAMILIES)}, and this is {text.model_type}"
         )
-    weights = _stacked(_weights(files), getattr(text, "num_experts", 0))
+    own = _stacked(_own(weights), getattr(text, "num_experts", 0))
     check_finite(
-        ((f"{PREFIX}{name}", nn.Parameter(weight)) for name, weight in weights.items()), str(folder)
+        ((f"{PREFIX}{name}", nn.Parameter(weight)) for name, weight in own.items()), str(folder)
     )
-    layer, projection = _built(folder, weights, model, text)
+    layer, projection = _built(folder, own, model, text)
 
     def draw(length: int) -> tuple[Tensor, ...]:
         ids = torch.zeros(ROWS, length, dtype=torch.int64)
@@ -149,16 +150,9 @@ def load_predictor(
     )
 
 
-def _weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Read the weights, without their prefix."""
-    from safetensors import safe_open
-
-    found: dict[str, Tensor] = {}
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            names = [n for n in file.keys() if n.startswith(PREFIX)]  # noqa: SIM118
-            found |= {n.removeprefix(PREFIX): file.get_tensor(n).float() for n in names}
-    return found
+def _own(weights: Weights) -> dict[str, Tensor]:
+    """Read the weights of the head, without their prefix."""
+    return {t.name.removeprefix(PREFIX): t.read().float() for t in weights.under(PREFIX)}
 
 
 def _stacked(weights: Mapping[str, Tensor], experts: int) -> dict[str, Tensor]:

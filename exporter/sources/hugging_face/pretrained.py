@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,13 @@ from typing import Any
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.sources.files import first_line, refuse
-from linexport.sources.hugging_face.architecture import CAUSAL, builder, check_class
+from linexport.sources.hugging_face.architecture import (
+    CAUSAL,
+    builder,
+    check_class,
+    classes,
+    named_class,
+)
 from linexport.sources.hugging_face.folder import (
     CONFIG,
     check_version,
@@ -21,7 +27,7 @@ from linexport.sources.hugging_face.folder import (
 )
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.memory_map import mapped_parameters
-from linexport.sources.sizes import float32_bytes
+from linexport.sources.packed import Weights
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
 
@@ -29,7 +35,7 @@ from linexport.system.untyped import LibraryObject
 def build_causal(
     folder: Path,
     config: dict[str, object],
-    files: Sequence[Path],
+    weights: Weights,
     auto: str,
     trust_remote_code: bool,
 ) -> LibraryObject:
@@ -38,7 +44,7 @@ def build_causal(
     Args:
         folder: of the model.
         config: its configuration.
-        files: its weights.
+        weights: of it.
         auto: the class of transformers that chooses the model's class, such as
             AutoModelForCausalLM.
         trust_remote_code: see ``load_hugging_face``.
@@ -47,10 +53,10 @@ def build_causal(
         EnvironmentProblemError: transformers is not installed.
         UnsupportedModelError: it is none, or the folder does not hold what its config says.
     """
-    return _pretrained(folder, config, files, auto, "eager", trust_remote_code)
+    return _pretrained(folder, config, weights, auto, "eager", trust_remote_code)
 
 
-def as_published(folder: Path, config: JsonObject, files: Sequence[Path]) -> LibraryObject:
+def as_published(folder: Path, config: JsonObject, weights: Weights) -> LibraryObject:
     """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:
@@ -59,7 +65,7 @@ def as_published(folder: Path, config: JsonObject, files: Sequence[Path]) -> Lib
             config says.
     """
     named = (config.get("architectures") or ["AutoModel"])[0]
-    return _pretrained(folder, config, files, named, "sdpa", False)
+    return _pretrained(folder, config, weights, named, "sdpa", False)
 
 
 def supported() -> list[str]:
@@ -73,7 +79,7 @@ def supported() -> list[str]:
 def _pretrained(
     folder: Path,
     config: JsonObject,
-    files: Sequence[Path],
+    weights: Weights,
     name: str,
     attention: str,
     trust_remote_code: bool,
@@ -106,10 +112,15 @@ def _pretrained(
                 f"an architecture {name}, which is not a class for model_type {kind!r}",
                 "take the folder as its author published it",
             )
+        given: Path | None = folder
+        own: dict[str, object] = {"trust_remote_code": True} if trust_remote_code else {}
+        if weights.title:
+            loader, parsed = _of_floats(folder, config, parsed, name)
+            given, own = None, {"state_dict": dict(weights.tensors)}
         try:
-            with limit_size(folder, files), mapped_parameters(float32_bytes(folder) or 1):
+            with limit_size(folder, weights), mapped_parameters(weights.float32_bytes):
                 model, report = loader.from_pretrained(
-                    folder,
+                    given,
                     config=parsed,
                     dtype=torch.float32,
                     attn_implementation=attention,
@@ -117,7 +128,7 @@ def _pretrained(
                     local_files_only=True,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # they are in the report, by name
-                    **({"trust_remote_code": True} if trust_remote_code else {}),
+                    **own,
                 )
         except UnsupportedModelError:
             raise
@@ -143,6 +154,38 @@ def _pretrained(
         folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
     )
     return model.eval()
+
+
+def _of_floats(
+    folder: Path, config: JsonObject, parsed: LibraryObject, name: str
+) -> tuple[Any, LibraryObject]:
+    """Return the class and the configuration of the float model whose weights are given.
+
+    They are chosen as ``from_pretrained`` of an auto class does, which takes no weights alone.
+
+    Raises:
+        UnsupportedModelError: the class of that model is code in the folder.
+    """
+    import transformers
+
+    if getattr(parsed, "auto_map", None):
+        raise refuse(
+            folder,
+            "quantised weights of a model whose code is in the folder; they are read for classes "
+            "of transformers",
+            f"delete auto_map from {CONFIG} where transformers has the class, or take the "
+            "checkpoint it was quantised from",
+        )
+    built = classes(config["model_type"], name)
+    named = named_class(config)
+    loader = getattr(transformers, (named if named in built else built[0]) if built else name)
+    text = parsed.sub_configs.get("text_config")
+    if text is not None and loader.config_class is text:
+        parsed = parsed.get_text_config()
+    for part in (parsed, *(getattr(parsed, inner, None) for inner in parsed.sub_configs)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    return loader, parsed
 
 
 def _place_of(value: object, config: Mapping[str, object]) -> str | None:

@@ -1,7 +1,7 @@
 """Bound on a configuration's sizes by the weights present, checked before memory is taken.
 
-    parameters registered <= 2^24 + 4 (bytes of the weights / 2)
-    values of buffers     <= 2^26 + 4 (bytes of the weights / 2)
+    parameters registered <= 2^24 + 4 n
+    values of buffers     <= 2^26 + 4 n,    n = max(bytes of the weights / 2, their values)
 
 The factor allows for parameters that are registered more than once, and that are shared or made
 again; the constants, for what small models hold beside their weights: a mask of 2048 x 2048 in each
@@ -10,12 +10,13 @@ layer, say. transformers builds a model without memory first, then computes its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linexport.sources.files import refuse
+from linexport.sources.packed import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -26,19 +27,19 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @contextmanager
-def limit_size(folder: Path, files: Iterable[Path]) -> Iterator[None]:
+def limit_size(folder: Path, weights: Weights) -> Iterator[None]:
     """Refuse a model while it is built, once it has more values than its weights could fill.
 
     Args:
         folder: of the model, which the refusal names.
-        files: its weights.
+        weights: of it.
 
     Raises:
         UnsupportedModelError: see above.
     """
     from torch.nn.modules import module as hooks
 
-    filled = 4 * (sum(path.stat().st_size for path in files) // 2)
+    filled = 4 * weights.size
 
     def counter(what: str) -> Callable[[torch.nn.Module, str, torch.Tensor | None], None]:
         most, count = _SLACK[what] + filled, 0

@@ -19,7 +19,7 @@ from torch.export import Dim
 from linexport.errors import UnsupportedModelError
 from linexport.patches.library import attribute
 from linexport.sources.files import refuse
-from linexport.sources.hugging_face.folder import CONFIG, digest, read_config, weight_files
+from linexport.sources.hugging_face.folder import CONFIG, digest, read_config, weights_of
 from linexport.sources.hugging_face.pretrained import as_published
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
@@ -67,8 +67,8 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
         LinexportError: as ``load_hugging_face``; or the model takes something else than tokens.
     """
     config = read_config(folder, trust_remote_code=False)
-    files = weight_files(folder)
-    model = as_published(folder, config, files)
+    weights = weights_of(folder, config)
+    model = as_published(folder, config, weights)
     if not attribute(type(model), "_supports_sdpa"):
         raise refuse(
             folder,
@@ -80,7 +80,7 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
         Source(
             kind="hugging_face",
             location=location or str(folder),
-            sha256=digest([folder / CONFIG, *files]),
+            sha256=digest([folder / CONFIG, *weights.files]),
             description=f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}",
         ),
     )

@@ -1,0 +1,68 @@
+"""Folders in few bits: the model that is loaded has the weights that the stored numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from linexport.sources import load_model
+from tests.support import quantised
+from tests.support.quantised import quantise, scheme
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 24]}
+FORMATS: dict[str, tuple[Any, ...]] = {
+    "gptq": (quantised.gptq(), GPTQ),
+    "gptq-act-order": (quantised.gptq(ordered=False), {**GPTQ, "desc_act": True}),
+    "gptq-v2": (quantised.gptq(version=2), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    "gptq-8": (quantised.gptq(8), {**GPTQ, "bits": 8}),
+    "awq": (quantised.awq(), {"quant_method": "awq", "bits": 4, "group_size": 16}),
+    "packed-4": (quantised.compressed(), scheme(4, group_size=16)),
+    "packed-8": (quantised.compressed(8, None), scheme(8, strategy="channel")),
+    "packed-asymmetric": (
+        quantised.compressed(symmetric=False),
+        scheme(4, group_size=16, symmetric=False),
+    ),
+    "int-quantized": (
+        quantised.eight_bits,
+        scheme(8, strategy="channel") | {"format": "int-quantized"},
+    ),
+    "float-quantized": (
+        quantised.fp8(None, "weight_scale"),
+        scheme(8, type="float", strategy="tensor") | {"format": "float-quantized"},
+    ),
+    "fp8": (quantised.fp8(), BLOCKS),
+    "mlx-4": (quantised.mlx(), {"bits": 4, "group_size": 16}, "quantization"),
+    "mlx-8": (quantised.mlx(8), {"bits": 8, "group_size": 16, "mode": "affine"}, "quantization"),
+    "nf4": (quantised.nf4(), BNB),
+    "nf4-nested": (quantised.nf4(nested=8), BNB),
+    "int8": (quantised.rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+ROUNDED = {"nf4-nested", "int8"}
+"""Formats whose float32 numbers are rounded more than once."""
+
+
+@pytest.fixture(params=FORMATS)
+def folders(
+    request: pytest.FixtureRequest, model_folder: Callable[..., Path], tmp_path: Path
+) -> tuple[str, Path, Path]:
+    """A format, a folder in it and the same in floats."""
+    kind = "mamba2" if "mlx" in request.param else "falcon_h1"
+    return request.param, *quantise(model_folder(kind), tmp_path, *FORMATS[request.param])
+
+
+def test_the_model_has_the_numbers_that_are_stored(folders: tuple[str, Path, Path]) -> None:
+    name, few, floats = folders
+    found, expected = (load_model(folder).module.state_dict() for folder in (few, floats))
+    assert found.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert found[key].dtype == weight.dtype
+        bound = 2.0**-22 if name in ROUNDED else 0.0
+        torch.testing.assert_close(found[key], weight, rtol=bound, atol=0)
