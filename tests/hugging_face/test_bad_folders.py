@@ -36,7 +36,7 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"model_type": "no_such_model"}, "'no_such_model'.*lfm2.*qwen3_5"),
         ({"model_type": "vit"}, "'vit'.*converted and checked"),
         ({"model_type": None}, "no model_type"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq.*checkpoint"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised by aqlm.*checkpoint"),
         ({"hidden_size": 64}, r"has shape \(64, 32\), expected \(64, 64\)"),
         ({"num_hidden_layers": 3, "layer_types": ["conv"] * 3}, "is missing"),
         ({"layer_types": ["conv", "no_such_kind"]}, "not accept|cannot load"),

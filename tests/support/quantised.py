@@ -193,7 +193,7 @@ def nf4(size: int = 64, nested: int | None = None) -> Writer:
         state["shape"] = list(shape)
         parts = {
             "weight": tensor((halves[:, :1] << 4 | halves[:, 1:]).astype(np.uint8)),
-            "weight.quant_map": tensor(NF4),
+            "weight.quant_map": tensor(NF4.copy()),
         }
         scales = generator.uniform(0.02, 0.06, number).astype(np.float32).astype(np.float64)
         if nested is None:

@@ -28,12 +28,12 @@ from linexport.sources.files import refuse
 from linexport.sources.hugging_face.folder import (
     ADAPTER,
     CONFIG,
-    FLOATS,
     copied_files,
     missing,
     read_json,
 )
 from linexport.sources.hugging_face.hub import ADAPTER_WEIGHTS, cached_folder
+from linexport.sources.packed import FLOATS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

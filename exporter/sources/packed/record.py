@@ -102,7 +102,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
         words: (rows, words), of any integer type.
         bits: 1 to 8.
     """
-    octets = words.contiguous().view(torch.uint8)
+    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if 8 % bits == 0:
         mask = (1 << bits) - 1
         parts = [(octets >> shift) & mask for shift in range(0, 8, bits)]

@@ -93,14 +93,16 @@ class StoredTensors(Mapping[str, Header]):
             scales: their name.
             count: of rows or columns.
             groups: that the scales have.
-            stated: sizes that the configuration gives, of which one that fits is taken.
+            stated: sizes that the configuration gives, of which one that fits is taken; without
+                any, groups are of one size.
 
         Raises:
             UnsupportedModelError: none fits.
         """
-        even = [count // groups] if groups and count % groups == 0 else []
         sizes = [s for s in stated if isinstance(s, int) and s > 0]
-        for size in (*sizes, *even):
+        if not sizes and groups and count % groups == 0:
+            sizes = [count // groups]
+        for size in sizes:
             if -(-count // size) == groups:
                 return size
         raise self.wrong(f"{scales} has {groups} groups, into which {count} values do not divide")

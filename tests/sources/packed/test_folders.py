@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import linexport
 from linexport.sources import load_model
 from tests.support import quantised
 from tests.support.quantised import quantise, scheme
@@ -66,3 +67,31 @@ def test_the_model_has_the_numbers_that_are_stored(folders: tuple[str, Path, Pat
         assert found[key].dtype == weight.dtype
         bound = 2.0**-22 if name in ROUNDED else 0.0
         torch.testing.assert_close(found[key], weight, rtol=bound, atol=0)
+
+
+def test_such_a_folder_converts_and_equals_the_float_model(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["gptq-act-order"])
+    check_converted(few, floats, tmp_path / "artifact", "GPTQ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_converts(
+    name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    kind = "mamba2" if "mlx" in name else "falcon_h1"
+    few, floats = quantise(model_folder(kind), tmp_path, *FORMATS[name])
+    check_converted(few, floats, tmp_path / "artifact", "")
+
+
+def check_converted(few: Path, floats: Path, place: Path, title: str) -> None:
+    """Convert a folder, and compare its artifact with the model of the float numbers."""
+    manifest = linexport.convert(few, place, bench=False, threads=1)
+    assert f"read from weights in {title}" in manifest.source.description
+    original = load_model(floats).module
+    ids = torch.arange(2 * 9).reshape(2, 9) % 64
+    expected = original(ids, torch.ones_like(ids)).detach()
+    found = linexport.load(place, threads=1).run(ids.numpy())["logits"]
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)

@@ -117,10 +117,12 @@ class _Layout:
         squares = [s["block_structure"] for s in schemes if _is_pair(s.get("block_structure"))]
         self.rows = blocks(
             shape[0],
-            stored.group_size(scale, shape[0], self.shape[0], *(high for high, _ in squares)),
+            stored.group_size(
+                scale, shape[0], self.shape[0], 1, shape[0], *(b[0] for b in squares)
+            ),
         )
-        stated = [*(wide for _, wide in squares), *(s.get("group_size") for s in schemes)]
-        size = stored.group_size(scale, shape[1], self.groups, *stated)
+        stated = [*(b[1] for b in squares), *(s.get("group_size") for s in schemes)]
+        size = stored.group_size(scale, shape[1], self.groups, shape[1], *stated)
         self.columns = blocks(shape[1], size)
 
 

@@ -51,8 +51,10 @@ def _weight(stored: StoredTensors, name: str, block: list[int]) -> StoredTensor:
         found = (*experts, 1, 1) if found in ((), (1,), experts) else (*found, 1)
     if len(found) != len(shape) or found[:-2] != experts:
         raise stored.wrong(f"{scale} has shape {stored[scale].shape} for weights of {shape}")
+    whole = found[-1] == 1 and found[-2] in (1, shape[-2])  # a scale for all, or for each row
+    sizes = (shape[-2] // found[-2], shape[-1]) if whole else block
     high, wide = (
-        stored.group_size(scale, shape[axis], found[axis], block[axis]) for axis in (-2, -1)
+        stored.group_size(scale, shape[axis], found[axis], sizes[axis]) for axis in (-2, -1)
     )
     count = int(torch.Size(experts).numel())
     rows = blocks(shape[-2], high) + found[-2] * torch.arange(count)[:, None]
