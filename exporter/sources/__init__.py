@@ -119,6 +119,10 @@ def load_model(
     log.info("%s is taken for: %s", path, kind.name.lower().replace("_", " "))
     if kind in (Kind.HUGGING_FACE_FOLDER, Kind.ADAPTER_FOLDER):
         return _hugging_face(path, str(path), whole, **options)
+    if kind in (Kind.GGUF, Kind.GGUF_FOLDER) and not whole:
+        from linexport.sources.gguf import gguf_in, load_gguf
+
+        return load_gguf(gguf_in(path), location=str(path), **options)
     _check_unpooled(source, pooling)
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.sources.exported_program import load_exported_program

@@ -20,7 +20,7 @@ NAMED = 5
 """Folders that are named, of those that have a model."""
 
 _GGUF = (
-    "quantised GGUF weights are not read; give the folder of the model they were made of, with "
+    "`linexport convert` reads it; here, give the folder of the model that it was made of, with "
     "config.json and safetensors"
 )
 

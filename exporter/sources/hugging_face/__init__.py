@@ -72,6 +72,7 @@ def load_hugging_face(
     adapter: Adapter | None = None,
     vision: bool = True,
     mtp: bool = True,
+    weights: Weights | None = None,
 ) -> LoadedModel:
     """Load the causal model of a folder, with the head that its configuration names.
 
@@ -84,6 +85,7 @@ def load_hugging_face(
         vision: take the vision tower of a model that has one, where it is one of
             ``vision.TOWERS``; else its language model alone.
         mtp: take the head for multi-token prediction of a causal model that has one.
+        weights: those of the model; None: those in the folder.
 
     Returns:
         The model in eval mode, and with it what is traced in its place.
@@ -105,7 +107,7 @@ def load_hugging_face(
     head = head_of(folder / CONFIG, config, pooling)
     if adapter is not None:
         adapter.check_head(head.name, folder)
-    weights, copied = weights_of(folder, config), copied_files(folder)
+    weights, copied = weights or weights_of(folder, config), copied_files(folder)
     if config["model_type"] in fla.layouts():
         from linexport.sources.hugging_face.flash_linear_attention import load
 

@@ -293,8 +293,8 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
     if any(folder.glob("*.gguf")):
         return refuse(
             folder,
-            f"weights as GGUF, which are not read; expected {WEIGHTS}, or {INDEX} and its shards",
-            "give the folder of the model that they were made of",
+            f"weights as GGUF; expected {WEIGHTS}, or {INDEX} and its shards",
+            "give the GGUF file itself, whose settings are read from it",
         )
     return refuse(
         folder,

@@ -1,0 +1,126 @@
+"""A GGUF file, read as the folder that transformers would load: a configuration and weights.
+
+The settings come from the file. Its tokenizer is not rebuilt: the files of one are taken from the
+folder that the GGUF file is in.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from linexport.errors import UsageError
+from linexport.manifest import LANGUAGE_FILES
+from linexport.sources.files import check_link, refuse
+from linexport.sources.gguf.file import GgufFile
+from linexport.sources.loaded_model import LoadedModel
+from linexport.system.json_object import JsonObject
+
+_NAMED = 5
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+_PLACES: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders with the files of models that were loaded, kept until the process ends."""
+
+_SCALING = {"linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings")}
+_SCALED = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+
+
+def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> LoadedModel:
+    """Load the model of a GGUF file.
+
+    Args:
+        path: of the file.
+        location: what the user called it, where that is not the file.
+        **options: of ``load_hugging_face``.
+
+    Raises:
+        EnvironmentProblemError: the package ``gguf`` or transformers is not installed.
+        UnsupportedModelError: it is damaged, or of a model type that is not read from GGUF.
+    """
+    from linexport.sources.gguf.recipes import registered, weights_of
+    from linexport.sources.hugging_face import load_hugging_face
+
+    file = GgufFile(path)
+    if file.architecture not in registered():
+        raise refuse(
+            path,
+            f"a GGUF file of a model of type {file.architecture!r}; read are "
+            f"{', '.join(sorted(registered()))}",
+            "give the folder of the model that the file was made of",
+        )
+    kind = registered()[file.architecture]
+    config = {**_common(file), **kind.configuration(file)}
+    folder = _unfolded(path, config)
+    loaded = load_hugging_face(
+        folder, location=location or str(path), weights=weights_of(file, kind), **options
+    )
+    if (folder / TOKENIZER).is_file():
+        return loaded
+    lacking = (
+        f"There is no {TOKENIZER} in the folder of {path.name}, whose own tokenizer is not read: "
+        "the artifact takes token ids. Put that of the model there to write text."
+    )
+    return replace(loaded, warnings=(*loaded.warnings, lacking))
+
+
+def gguf_in(path: Path) -> Path:
+    """Return a GGUF file, or the only one of a folder.
+
+    Raises:
+        UsageError: the folder has several.
+    """
+    if path.is_file():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        names = ", ".join(place.name for place in found[:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise UsageError(f"{path} has {len(found)} GGUF files: {names}{more}. Give one of them.")
+    return found[0]
+
+
+def _common(file: GgufFile) -> JsonObject:
+    """Return the settings that all model types have.
+
+    Raises:
+        UnsupportedModelError: positions are scaled in a way that is not read.
+    """
+    rope: JsonObject = {"rope_type": "default", "rope_theta": file.get("rope.freq_base", 10_000.0)}
+    scaling = file.get("rope.scaling.type", "none")
+    if scaling in _SCALING:
+        rope |= {"rope_type": scaling, **{k: file.need(_SCALED[k]) for k in _SCALING[scaling]}}
+    elif scaling != "none":
+        raise refuse(
+            file.path,
+            f"positions scaled by {scaling!r}; read are {', '.join(_SCALING)}",
+            "give the folder of the model that the file was made of",
+        )
+    tokens = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    numbers = {f"{ours}_token_id": file.token(theirs) for ours, theirs in tokens.items()}
+    return {
+        "vocab_size": file.vocabulary,
+        "max_position_embeddings": file.get("context_length", 2**20),
+        "rope_parameters": rope,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **{name: number for name, number in numbers.items() if number is not None},
+    }
+
+
+def _unfolded(path: Path, config: JsonObject) -> Path:
+    """Return a folder with a configuration, and the tokenizer's files from beside the model."""
+    place = tempfile.TemporaryDirectory(prefix="linexport-gguf-")
+    _PLACES.append(place)
+    folder = Path(place.name)
+    for name in LANGUAGE_FILES:
+        if (path.parent / name).is_file():
+            check_link(path.parent / name)
+            shutil.copyfile(path.parent / name, folder / name)
+    (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
+    return folder
