@@ -166,6 +166,12 @@ def lowered(values: Tensor) -> Tensor:
     return values - 1
 
 
+def halves(heads: int, values: Tensor) -> Tensor:
+    """Return rows of heads by halves, (2, n), that are stored by pairs of neighbours, (n, 2)."""
+    rows = values.reshape(heads, -1, 2, *values.shape[1:])
+    return rows.transpose(1, 2).reshape(values.shape)
+
+
 def stacked(*values: Tensor) -> Tensor:
     """Return rows of several tensors as one."""
     return torch.cat(values, -2)

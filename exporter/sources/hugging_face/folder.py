@@ -294,7 +294,7 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
         return refuse(
             folder,
             f"weights as GGUF; expected {WEIGHTS}, or {INDEX} and its shards",
-            "give the GGUF file itself, whose settings are read from it",
+            "give the GGUF file itself: its settings are read from it",
         )
     return refuse(
         folder,
