@@ -60,6 +60,11 @@ class GgufFile:
         """Number of tokens."""
         return self.shape("token_embd.weight")[0]
 
+    @cached_property
+    def size(self) -> int:
+        """Number of values of all tensors."""
+        return sum(int(tensor.n_elements) for tensor in self.tensors.values())
+
     def _field(self, key: str) -> Any:
         field = self._reader.fields.get(key)
         return None if field is None else field.contents()
