@@ -50,6 +50,7 @@ class Extra:
 
 EXTRAS = {
     "transformers": Extra("hf", "convert Hugging Face model folders"),
+    "gguf": Extra("gguf", "convert GGUF files"),
     "PIL": Extra("images", "give images to models with a vision tower"),
     "starlette": Extra("serve", "serve artifacts to many clients: linexport serve"),
     "cryptography": Extra("sign", "sign artifacts, and verify those of others"),

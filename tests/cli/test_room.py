@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,20 @@ def test_the_size_in_float32_is_that_of_all_tensors(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(bytes(9))
     assert float32_bytes(tmp_path / "other") == 9
     assert float32_bytes("package.module:function") is None
+
+
+def test_the_size_of_weights_in_few_bits_is_that_of_what_they_mean(tmp_path: Path) -> None:
+    save_file({"a.qweight": np.zeros((3, 5), np.int32)}, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert float32_bytes(tmp_path) == 4 * 15 * 8
+    groups = {"group_0": {"weights": {"num_bits": 8}}, "group_1": {"weights": None}}
+    config = {"quantization_config": {"config_groups": groups}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert float32_bytes(tmp_path) == 4 * 15 * 4
+    save_file({"a.weight": np.zeros((3, 5), np.uint8)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"load_in_4bit": true}}')
+    assert float32_bytes(tmp_path) == 4 * 15 * 2
 
 
 def test_the_vocabulary_is_that_of_the_text_model(tmp_path: Path) -> None:

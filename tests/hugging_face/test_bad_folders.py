@@ -195,7 +195,9 @@ def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:
 
 def test_a_folder_with_weights_as_gguf_beside_a_configuration_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model.gguf")
-    with pytest.raises(UnsupportedModelError, match="weights as GGUF; .*Give the GGUF file itself"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"weights as GGUF; .*Give the GGUF file itself"
+    ):
         load_model(folder)
 
 

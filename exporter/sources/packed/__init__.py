@@ -11,11 +11,12 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from linexport.sources.files import refuse
+from linexport.errors import LinexportError
+from linexport.sources.files import first_line, refuse
 from linexport.sources.packed import formats
 from linexport.sources.sizes import FLOAT32_BYTES
 from linexport.system.json_object import JsonObject
@@ -89,7 +90,7 @@ def registered() -> dict[str, Format]:
     """Return every format by the methods that it reads."""
     found: dict[str, Format] = {}
     for module in pkgutil.iter_modules(formats.__path__):
-        format: Format = importlib.import_module(f"{formats.__name__}.{module.name}")  # type: ignore[assignment]
+        format: Format = importlib.import_module(f"{formats.__name__}.{module.name}")
         found |= dict.fromkeys(format.METHODS, format)
     return found
 
@@ -117,6 +118,25 @@ def packing(folder: Path, config: JsonObject) -> Packing | None:
     return Packing(registered()[method], settings)
 
 
+def _found(how: Packing, stored: StoredTensors, config: JsonObject) -> list[StoredTensor]:
+    """Return the weights in few bits.
+
+    Raises:
+        UnsupportedModelError: parts are missing, or any setting or size is of the wrong kind.
+    """
+    try:
+        return list(how.format.weights(stored, how.settings, config))
+    except LinexportError:
+        raise
+    except Exception as error:
+        raise refuse(
+            stored.folder,
+            f"weights in {how.format.TITLE} with settings or sizes that are not understood "
+            f"({first_line(error)})",
+            "download it again, or take the checkpoint it was quantised from",
+        ) from error
+
+
 def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> Weights:
     """Return the weights of a folder, none of which is read yet.
 
@@ -127,7 +147,7 @@ def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> Wei
     from linexport.sources.packed.stored import StoredTensors
 
     how, stored = packing(folder, config), StoredTensors(folder, tuple(files))
-    found = list(how.format.weights(stored, how.settings, config)) if how else []
+    found = _found(how, stored, config) if how else []
     used = {part for tensor in found for part in tensor.parts}
     ignored = how.format.IGNORED if how else ()
     tensors = {tensor.name: tensor for tensor in found}
@@ -138,6 +158,6 @@ def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> Wei
             kind = f"{how.format.TITLE} has no such weights" if how else "so it is quantised"
             raise refuse(folder, f"{name} of dtype {header.dtype}, {kind}", ADVICE)
         tensors[name] = StoredTensor(
-            name, header.shape, lambda name=name: stored.read(name), frozenset({name})
+            name, header.shape, partial(stored.read, name), frozenset({name})
         )
     return Weights(stored.files, tensors, how.format.TITLE if how else None)

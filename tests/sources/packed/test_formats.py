@@ -231,6 +231,70 @@ def test_groups_that_do_not_exist_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, parts, GPTQ).tensors["layer.weight"].read()
 
 
+def test_experts_and_norms_of_mlx_are_those_of_the_library(tmp_path: Path) -> None:
+    """mlx-lm joins experts, adds 1 to the norms of Qwen and puts channels last."""
+    generator = np.random.default_rng(0)
+    drawn = [quantised.mlx()(generator, (8, 32)) for _ in range(3)]
+    stem, plain = "model.layers.0.mlp.switch_mlp", torch.randn(3, 4, 8)
+    tensors = {
+        f"{stem}.up_proj.{end}": torch.stack([parts[end].view(kind) for parts, _ in drawn])
+        for end, kind in (("weight", torch.int32), ("scales", torch.half), ("biases", torch.half))
+    }
+    tensors[f"{stem}.up_proj.weight"] = tensors[f"{stem}.up_proj.weight"].view(torch.uint32)
+    tensors |= {
+        f"{stem}.down_proj.weight": plain,
+        "model.norm.weight": torch.full((4,), 1.5),
+        "model.layers.0.linear_attn.norm.weight": torch.full((4,), 1.5),
+        "model.layers.0.linear_attn.conv1d.weight": torch.arange(8.0).reshape(2, 4, 1),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"model_type": "qwen3_next", "quantization": {"bits": 4, "group_size": 16}}
+    found = read_weights(tmp_path, [tmp_path / "model.safetensors"], config).tensors
+    experts = "model.layers.0.mlp.experts"
+    for index, (_, meant) in enumerate(drawn):
+        expected = torch.from_numpy(meant.astype(np.float32))
+        assert torch.equal(found[f"{experts}.{index}.up_proj.weight"].read(), expected)
+        assert torch.equal(found[f"{experts}.{index}.down_proj.weight"].read(), plain[index])
+    assert found["model.norm.weight"].read().tolist() == [0.5] * 4
+    assert found["model.layers.0.linear_attn.norm.weight"].read().tolist() == [1.5] * 4
+    convolution = found["model.layers.0.linear_attn.conv1d.weight"]
+    assert convolution.shape == tuple(convolution.read().shape) == (2, 1, 4)
+    assert convolution.read()[1, 0].tolist() == [4, 5, 6, 7]
+
+
+ODD: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 40) | st.text(max_size=4) | st.just(float("nan")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=4,
+)
+"""Any value of JSON."""
+
+SETTINGS = [
+    (quantised.gptq(), GPTQ),
+    (quantised.awq(), {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}),
+    (quantised.compressed(), scheme(4, group_size=16)),
+    (quantised.fp8(), FP8),
+    (quantised.mlx(), {"bits": 4, "group_size": 16, "mode": "affine", "layer": None}),
+]
+
+
+@fast
+@given(st.data(), st.sampled_from(SETTINGS))
+def test_settings_of_any_kind_are_read_or_refused(
+    data: st.DataObject, case: tuple[Writer, dict[str, Any]]
+) -> None:
+    write, config = case
+    key = data.draw(st.sampled_from(sorted(config)))
+    parts, _ = write(np.random.default_rng(0), (32, 48))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            weights = opened(Path(folder), parts, {**config, key: data.draw(ODD)})
+        except UnsupportedModelError as error:
+            assert "\n" not in str(error)
+        else:
+            assert "layer.weight" in weights.tensors
+
+
 def test_every_format_has_what_the_reader_takes() -> None:
     for method, format in registered().items():
         assert method in format.METHODS

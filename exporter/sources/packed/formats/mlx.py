@@ -12,7 +12,7 @@ experts are one tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -57,7 +57,7 @@ def weights(
         )
     packed = [t for stem in stored.stems(".scales") for t in _packed(stored, stem, settings)]
     taken = {part for tensor in packed for part in tensor.parts}
-    others = [_plain(stored, name) for name in stored if name not in taken]
+    others = [t for name in stored if name not in taken for t in _plain(stored, name)]
     for tensor in (*packed, *others):
         yield _named(_restored(tensor, kind), config)
 
@@ -78,13 +78,25 @@ def _packed(stored: StoredTensors, stem: str, settings: JsonObject) -> Iterator[
     stored.expect(biases, groups)
     parts = frozenset({weight, scales, biases})
     read = partial(_read, stored, stem, bits, size)
-    experts = _EXPERTS.fullmatch(weight)
-    if experts is None or len(first) != 2:
-        yield StoredTensor(weight, (*first, inputs), read, parts)
+    yield from _by_expert(StoredTensor(weight, (*first, inputs), read, parts), read)
+
+
+def _by_expert(
+    joined: StoredTensor, read: Callable[[int], PackedTensor | Tensor]
+) -> Iterator[StoredTensor]:
+    """Return a weight, or those of the experts that it joins.
+
+    Args:
+        joined: the weight.
+        read: reads the entry of an expert.
+    """
+    experts = _EXPERTS.fullmatch(joined.name)
+    if experts is None or len(joined.shape) != 3:
+        yield joined
         return
-    for index in range(first[0]):
+    for index in range(joined.shape[0]):
         name = f"{experts[1]}.experts.{index}.{experts[2]}.weight"
-        yield StoredTensor(name, (first[1], inputs), partial(read, index), parts)
+        yield replace(joined, name=name, shape=joined.shape[1:], load=partial(read, index))
 
 
 def _read(
@@ -99,11 +111,12 @@ def _read(
     return PackedTensor(codes, scales, rows, columns, offsets=offsets)
 
 
-def _plain(stored: StoredTensors, name: str) -> StoredTensor:
+def _plain(stored: StoredTensors, name: str) -> Iterator[StoredTensor]:
     header = stored[name]
     if name.endswith("weight") and header.dtype == "U32":
         stored.need(f"{name.removesuffix('weight')}scales", name)
-    return StoredTensor(name, header.shape, partial(stored.read, name), frozenset({name}))
+    read = partial(stored.read, name)
+    yield from _by_expert(StoredTensor(name, header.shape, read, frozenset({name})), read)
 
 
 def _restored(tensor: StoredTensor, kind: str | None) -> StoredTensor:
