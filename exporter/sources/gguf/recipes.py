@@ -20,7 +20,7 @@ from torch import Tensor
 from linexport.sources.files import refuse
 from linexport.sources.gguf import types
 from linexport.sources.gguf.file import GgufFile
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 from linexport.sources.packed.record import StoredTensor
 from linexport.system.json_object import JsonObject
 
@@ -77,12 +77,12 @@ def registered() -> dict[str, ModelType]:
     """Return every layout by the architectures that it is of."""
     found: dict[str, ModelType] = {}
     for module in pkgutil.iter_modules(types.__path__):
-        kind: ModelType = importlib.import_module(f"{types.__name__}.{module.name}")  # type: ignore[assignment]
+        kind: ModelType = importlib.import_module(f"{types.__name__}.{module.name}")
         found |= dict.fromkeys(kind.ARCHITECTURES, kind)
     return found
 
 
-def weights_of(file: GgufFile, kind: ModelType) -> Weights:
+def weights_of(file: GgufFile, kind: ModelType) -> StoredWeights:
     """Return the weights of a file, none of which is read yet.
 
     Raises:
@@ -100,7 +100,7 @@ def weights_of(file: GgufFile, kind: ModelType) -> Weights:
             f"{', '.join(unknown[:4])}",
             "give the folder of the model that the file was made of",
         )
-    return Weights((file.path,), {tensor.name: tensor for tensor in found}, "GGUF")
+    return StoredWeights((file.path,), {tensor.name: tensor for tensor in found}, "GGUF")
 
 
 def _left_out(file: GgufFile, name: str) -> bool:

@@ -33,7 +33,7 @@ from linexport.sources.hugging_face.folder import (
 )
 from linexport.sources.hugging_face.pretrained import build_causal, supported
 from linexport.sources.loaded_model import DecodeModule, LanguageFacts, LoadedModel, Source
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
@@ -72,7 +72,7 @@ def load_hugging_face(
     adapter: Adapter | None = None,
     vision: bool = True,
     mtp: bool = True,
-    weights: Weights | None = None,
+    weights: StoredWeights | None = None,
 ) -> LoadedModel:
     """Load the causal model of a folder, with the head that its configuration names.
 
@@ -380,7 +380,7 @@ def _left_out(config: JsonObject, model: LibraryObject) -> tuple[str, ...]:
 
 
 def _predictor(
-    folder: Path, weights: Weights, model: LibraryObject, source: Source, taken: bool
+    folder: Path, weights: StoredWeights, model: LibraryObject, source: Source, taken: bool
 ) -> tuple[LoadedModel | None, tuple[str, ...]]:
     """Return the head that predicts several tokens ahead, or the warning that it is left out."""
     found = sorted(name for name in weights.tensors if MTP.match(name))

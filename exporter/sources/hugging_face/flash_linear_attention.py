@@ -20,7 +20,7 @@ from linexport.sources.hugging_face.folder import (
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.sources.memory_map import mapped_parameters
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EMBEDDINGS, LOGITS = "embeddings.weight", "lm_head.weight"
 
 
 def load(
-    folder: Path, config: Mapping[str, object], weights: Weights, location: str
+    folder: Path, config: Mapping[str, object], weights: StoredWeights, location: str
 ) -> LoadedModel:
     """The language model of a folder whose model type is one of ``layouts()``.
 
@@ -89,7 +89,7 @@ def load(
     )
 
 
-def _load_weights(model: CausalLM, folder: Path, weights: Weights) -> None:
+def _load_weights(model: CausalLM, folder: Path, weights: StoredWeights) -> None:
     import torch
 
     found, places = dict(weights.tensors), model.state_dict()

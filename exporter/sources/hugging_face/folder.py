@@ -15,7 +15,7 @@ from linexport.manifest import LANGUAGE_FILES
 from linexport.manifest.file_names import PROCESSOR_FILES
 from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
 from linexport.sources.hugging_face.size_limits import check_layers
-from linexport.sources.packed import Weights, packing, read_weights
+from linexport.sources.packed import StoredWeights, packing, read_weights
 from linexport.system.environment import version
 from linexport.system.install import pip_install_here
 from linexport.system.json_object import JsonObject
@@ -121,7 +121,7 @@ def _classes(auto_map: object) -> str:
     return ", ".join(sorted({str(name) for name in names}))
 
 
-def weights_of(folder: Path, config: JsonObject) -> Weights:
+def weights_of(folder: Path, config: JsonObject) -> StoredWeights:
     """Return the weights of a folder, none of which is read yet.
 
     Raises:

@@ -37,7 +37,7 @@ from linexport.sources.hugging_face.streaming_model import (
     stepwise,
 )
 from linexport.sources.loaded_model import LoadedModel, Source
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 from linexport.sources.weights import check_finite
 from linexport.system.untyped import LibraryObject
 
@@ -106,7 +106,7 @@ class StreamingPredictor(Streaming):
 
 
 def load_predictor(
-    folder: Path, weights: Weights, model: LibraryObject, source: Source
+    folder: Path, weights: StoredWeights, model: LibraryObject, source: Source
 ) -> LoadedModel:
     """Return the head of a model, as a model of its own.
 
@@ -150,7 +150,7 @@ def load_predictor(
     )
 
 
-def _own(weights: Weights) -> dict[str, Tensor]:
+def _own(weights: StoredWeights) -> dict[str, Tensor]:
     """Read the weights of the head, without their prefix."""
     return {t.name.removeprefix(PREFIX): t.read().float() for t in weights.under(PREFIX)}
 

@@ -27,7 +27,7 @@ from linexport.sources.hugging_face.folder import (
 )
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.memory_map import mapped_parameters
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
 
@@ -35,7 +35,7 @@ from linexport.system.untyped import LibraryObject
 def build_causal(
     folder: Path,
     config: dict[str, object],
-    weights: Weights,
+    weights: StoredWeights,
     auto: str,
     trust_remote_code: bool,
 ) -> LibraryObject:
@@ -56,7 +56,7 @@ def build_causal(
     return _pretrained(folder, config, weights, auto, "eager", trust_remote_code)
 
 
-def as_published(folder: Path, config: JsonObject, weights: Weights) -> LibraryObject:
+def as_published(folder: Path, config: JsonObject, weights: StoredWeights) -> LibraryObject:
     """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:
@@ -79,7 +79,7 @@ def supported() -> list[str]:
 def _pretrained(
     folder: Path,
     config: JsonObject,
-    weights: Weights,
+    weights: StoredWeights,
     name: str,
     attention: str,
     trust_remote_code: bool,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linexport.sources.files import refuse
-from linexport.sources.packed import Weights
+from linexport.sources.packed import StoredWeights
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @contextmanager
-def limit_size(folder: Path, weights: Weights) -> Iterator[None]:
+def limit_size(folder: Path, weights: StoredWeights) -> Iterator[None]:
     """Refuse a model while it is built, once it has more values than its weights could fill.
 
     Args:

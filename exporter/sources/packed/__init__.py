@@ -56,7 +56,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """The weights of a folder.
 
     Attributes:
@@ -137,7 +137,7 @@ def _found(how: Packing, stored: StoredTensors, config: JsonObject) -> list[Stor
         ) from error
 
 
-def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> Weights:
+def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> StoredWeights:
     """Return the weights of a folder, none of which is read yet.
 
     Raises:
@@ -160,4 +160,4 @@ def read_weights(folder: Path, files: Iterable[Path], config: JsonObject) -> Wei
         tensors[name] = StoredTensor(
             name, header.shape, partial(stored.read, name), frozenset({name})
         )
-    return Weights(stored.files, tensors, how.format.TITLE if how else None)
+    return StoredWeights(stored.files, tensors, how.format.TITLE if how else None)

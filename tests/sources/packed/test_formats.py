@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from linexport.errors import UnsupportedModelError
-from linexport.sources.packed import Weights, read_weights, registered
+from linexport.sources.packed import StoredWeights, read_weights, registered
 from linexport.sources.packed.record import unpack
 from tests.support import quantised
 from tests.support.quantised import Writer, scheme, words
@@ -23,7 +23,7 @@ BNB = {"quant_method": "bitsandbytes"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 24]}
 
 
-def opened(folder: Path, parts: dict[str, torch.Tensor], config: dict[str, Any]) -> Weights:
+def opened(folder: Path, parts: dict[str, torch.Tensor], config: dict[str, Any]) -> StoredWeights:
     """Return the weights of a file with these tensors of a layer."""
     path = folder / "model.safetensors"
     save_file({f"layer.{name}": part for name, part in parts.items()}, path)

@@ -11,7 +11,7 @@ from functools import partial
 
 from linexport.sources.files import refuse
 from linexport.sources.gguf.file import GgufFile
-from linexport.sources.gguf.recipes import MAMBA2, Recipe, halves, named, stacked
+from linexport.sources.gguf.recipes import MAMBA2, Change, Recipe, halves, named, stacked
 from linexport.system.json_object import JsonObject
 
 ARCHITECTURES = ("granitehybrid",)
@@ -95,7 +95,7 @@ def configuration(file: GgufFile) -> JsonObject:
 def recipes(file: GgufFile) -> Iterator[Recipe]:
     """Return the weights."""
     keys = max(file.each("attention.head_count_kv"), default=0) or 1
-    changes = {
+    changes: dict[str, Change] = {
         **MAMBA2,
         "attn_q.weight": partial(halves, file.need("attention.head_count")),
         "attn_k.weight": partial(halves, keys),

@@ -7,7 +7,7 @@ from functools import partial
 
 from linexport.sources.files import refuse
 from linexport.sources.gguf.file import AGAIN, GgufFile
-from linexport.sources.gguf.recipes import MAMBA2, Recipe, halves, named
+from linexport.sources.gguf.recipes import MAMBA2, Change, Recipe, halves, named
 from linexport.system.json_object import JsonObject
 
 ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
@@ -109,7 +109,7 @@ def _keys(file: GgufFile) -> int:
 
 def recipes(file: GgufFile) -> Iterable[Recipe]:
     """Return the weights."""
-    changes = {
+    changes: dict[str, Change] = {
         **MAMBA2,
         "attn_q.weight": partial(halves, file.need("attention.head_count")),
         "attn_k.weight": partial(halves, _keys(file)),

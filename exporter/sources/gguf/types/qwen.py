@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linexport.sources.gguf.file import GgufFile
-from linexport.sources.gguf.recipes import Recipe, a_log, channels, lowered, named
+from linexport.sources.gguf.recipes import Change, Recipe, a_log, channels, lowered, named
 from linexport.system.json_object import JsonObject
 
 ARCHITECTURES = ("qwen3next", "qwen35", "qwen35moe")
@@ -114,7 +114,7 @@ def recipes(file: GgufFile) -> Iterator[Recipe]:
     order = partial(_by_key_head, file.need("ssm.group_count"), file.need("ssm.time_step_rank"))
     keys = 2 * file.need("ssm.group_count") * file.need("ssm.state_size")
     after = partial(_after, keys, order)
-    changes = {
+    changes: dict[str, Change] = {
         **_CHANGES,
         "ssm_a": lambda values: order(a_log(values)),
         "ssm_conv1d.weight": lambda values: after(values).unsqueeze(1),

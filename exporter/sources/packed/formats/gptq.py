@@ -27,7 +27,7 @@ IGNORED: tuple[str, ...] = ()
 
 _BITS = (2, 3, 4, 8)
 _VERSIONS = {"gptq": 1, "gptq_v2": 0}
-"""What zeros are stored lower by, by checkpoint format."""
+"""Amounts that zeros are stored lower by, for each checkpoint format."""
 
 _ADVICE = "convert it with GPTQModel to the format gptq, or take the checkpoint it was made from"
 
