@@ -1,6 +1,6 @@
 """A module that computes in bfloat16, in part or as a whole -> the same module in float32.
 
-ONNX Runtime has no bfloat16 kernels for CPUs. StoredWeights, buffers and inputs in bfloat16 become
+ONNX Runtime has no bfloat16 kernels for CPUs. Weights, buffers and inputs in bfloat16 become
 float32, and where the code of the module names bfloat16, float32 is taken; ``torch.autocast`` to
 bfloat16 does nothing. The two differ by the rounding that float32 does not need.
 """

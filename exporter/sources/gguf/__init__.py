@@ -56,7 +56,9 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
             "give the folder of the model that the file was made of",
         )
     kind = registered()[file.architecture]
-    config = {**_common(file), **kind.configuration(file)}
+    config = _common(file)
+    rope, own = config["rope_parameters"], kind.configuration(file)
+    config |= {**own, "rope_parameters": rope | own.get("rope_parameters", {})}
     folder = _unfolded(path, config)
     loaded = load_hugging_face(
         folder, location=location or str(path), weights=weights_of(file, kind), **options

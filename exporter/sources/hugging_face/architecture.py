@@ -3,7 +3,7 @@
     config.architectures[0]     the class that the weights were saved from
     AUTO[config]                the class that transformers builds for the head
 
-StoredWeights by the same names fit classes that compute something else, such as one with attention to
+Weights by the same names fit classes that compute something else, such as one with attention to
 later tokens. The mappings of transformers say which class is built; a multimodal class stands for
 its language model, which is built without the rest.
 """

@@ -63,10 +63,8 @@ def configuration(file: GgufFile) -> JsonObject:
     """Return the settings of the class of transformers."""
     kind, name = _CLASSES[file.architecture]
     head, heads = file.need("attention.key_length"), file.need("ssm.time_step_rank")
-    layers = range(file.layers)
-    linear = [f"blk.{index}.ssm_a" in file.tensors for index in layers]
+    linear = [f"blk.{index}.ssm_a" in file.tensors for index in range(file.layers)]
     rotated = file.need("rope.dimension_count") / head
-    theta = file.need("rope.freq_base")
     found: JsonObject = {
         "model_type": kind,
         "architectures": [name],
@@ -77,18 +75,14 @@ def configuration(file: GgufFile) -> JsonObject:
         "num_key_value_heads": file.need("attention.head_count_kv"),
         "head_dim": head,
         "rms_norm_eps": file.need("attention.layer_norm_rms_epsilon"),
-        "layer_types": ["linear_attention" if found else "full_attention" for found in linear],
+        "layer_types": ["linear_attention" if it else "full_attention" for it in linear],
         "linear_conv_kernel_dim": file.need("ssm.conv_kernel"),
         "linear_key_head_dim": file.need("ssm.state_size"),
         "linear_num_key_heads": file.need("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": file.need("ssm.inner_size") // heads,
         "partial_rotary_factor": rotated,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": theta,
-            "partial_rotary_factor": rotated,
-        },
+        "rope_parameters": {"partial_rotary_factor": rotated},
     }
     if sections := file.get("rope.dimension_sections"):
         found["rope_parameters"] |= {"mrope_section": sections[:3], "mrope_interleaved": True}
