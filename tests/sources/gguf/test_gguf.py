@@ -172,6 +172,18 @@ def test_what_is_not_understood_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_scaled_positions_are_those_of_the_file(tmp_path: Path) -> None:
+    scaled = {"type": "yarn", "factor": 4.0, "original_context_length": 1024}
+    fields = {f"lfm2.rope.scaling.{key}": value for key, value in scaled.items()}
+    config = load_model(rewritten(tmp_path / "m.gguf", kept, **fields)).module.model.config
+    assert {k: config.rope_parameters[k] for k in ("rope_type", "rope_theta", "factor")} == {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 4.0,
+    }
+    assert config.rope_parameters["original_max_position_embeddings"] == 1024
+
+
 @pytest.mark.parametrize("kept_bytes", [5, 30, 400, 3000, -200])
 def test_a_file_that_is_cut_off_is_refused(kept_bytes: int, tmp_path: Path) -> None:
     place = tmp_path / "m.gguf"
