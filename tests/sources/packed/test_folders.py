@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import linexport
+from linexport.errors import UnsupportedModelError
 from linexport.sources import load_model
 from tests.support import quantised
 from tests.support.quantised import quantise, scheme
@@ -95,3 +98,47 @@ def check_converted(few: Path, floats: Path, place: Path, title: str) -> None:
     expected = original(ids, torch.ones_like(ids)).detach()
     found = linexport.load(place, threads=1).run(ids.numpy())["logits"]
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_is_merged_into_a_model_of_four_bits(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As after training with QLoRA: the adapter names a model whose weights are nf4."""
+    found = quantise(model_folder("mamba2"), tmp_path, *FORMATS["nf4"])
+    merged = []
+    for base in found:
+        settings = {"lora_alpha": 6, "r": 3, "peft_type": "LORA", "task_type": "CAUSAL_LM"}
+        place = write_adapter(base, tmp_path / f"{base.name}-adapter", settings)
+        merged.append(load_model(place).module.state_dict())
+    for name, weight in merged[1].items():
+        assert torch.equal(merged[0][name], weight)
+
+
+def test_code_of_a_quantised_folder_is_not_used(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, _ = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["gptq"])
+    config = json.loads((few / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "own.Own"}, "architectures": ["Own"]}
+    (few / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"code is in the folder \(own\.Own\)"):
+        load_model(few)
+    with pytest.raises(UnsupportedModelError, match="quantised weights of a model whose code is"):
+        load_model(few, trust_remote_code=True)
+
+
+def write_adapter(base: Path, place: Path, settings: dict[str, Any]) -> Path:
+    """Write an adapter of the projections of a Mamba2, the same one for every base."""
+    torch.manual_seed(2)
+    floats = load_file(base.parent / "floats" / "model.safetensors")
+    factors: dict[str, torch.Tensor] = {}
+    for name, weight in floats.items():
+        if name.endswith("proj.weight"):
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            factors[f"{module}.lora_A.weight"] = torch.randn(3, weight.shape[1])
+            factors[f"{module}.lora_B.weight"] = torch.randn(weight.shape[0], 3) / 9
+    place.mkdir()
+    save_file(factors, place / "adapter_model.safetensors")
+    config = {**settings, "base_model_name_or_path": f"../{base.name}"}
+    (place / "adapter_config.json").write_text(json.dumps(config))
+    return place
