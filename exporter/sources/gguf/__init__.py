@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from linexport.errors import UsageError
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.manifest import LANGUAGE_FILES
 from linexport.sources.files import check_link, refuse
 from linexport.sources.gguf.file import GgufFile
@@ -60,9 +60,13 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
     rope, own = config["rope_parameters"], kind.configuration(file)
     config |= {**own, "rope_parameters": rope | own.get("rope_parameters", {})}
     folder = _unfolded(path, config)
-    loaded = load_hugging_face(
-        folder, location=location or str(path), weights=weights_of(file, kind), **options
-    )
+    try:
+        loaded = load_hugging_face(
+            folder, location=location or str(path), weights=weights_of(file, kind), **options
+        )
+    except UnsupportedModelError as error:
+        said = str(error).replace(str(folder / CONFIG), str(path)).replace(str(folder), str(path))
+        raise UnsupportedModelError(said) from error
     if (folder / TOKENIZER).is_file():
         return loaded
     lacking = (
@@ -105,13 +109,12 @@ def _common(file: GgufFile) -> JsonObject:
             "give the folder of the model that the file was made of",
         )
     tokens = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    numbers = {f"{ours}_token_id": file.token(theirs) for ours, theirs in tokens.items()}
     return {
         "vocab_size": file.vocabulary,
         "max_position_embeddings": file.get("context_length", 2**20),
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        **{name: number for name, number in numbers.items() if number is not None},
+        **{f"{ours}_token_id": file.token(theirs) for ours, theirs in tokens.items()},
     }
 
 

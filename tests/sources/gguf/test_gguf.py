@@ -170,6 +170,7 @@ def test_what_is_not_understood_is_said_in_one_sentence(
     with pytest.raises(UnsupportedModelError, match=match) as caught:
         load_model(place)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{place}: ")
 
 
 def test_scaled_positions_are_those_of_the_file(tmp_path: Path) -> None:
