@@ -10,7 +10,6 @@ those of the causal class, which transformers builds. Source: the model cards of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from linexport.sources.hugging_face.folder import CONFIG, ENCODERS, digest
 from linexport.sources.hugging_face.heads import Head, class_name
 from linexport.sources.hugging_face.pretrained import build_causal
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
+from linexport.sources.packed import StoredWeights
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
@@ -91,14 +91,14 @@ def _convolved(block: LibraryObject, x: Tensor) -> Tensor:
 
 
 def load(
-    folder: Path, config: JsonObject, files: Sequence[Path], head: Head, location: str
+    folder: Path, config: JsonObject, weights: StoredWeights, head: Head, location: str
 ) -> LoadedModel:
     """Return the encoder of a folder.
 
     Args:
         folder: with config.json and safetensors files; code in it is not run.
         config: its configuration.
-        files: its weights.
+        weights: of it.
         head: gives the output.
         location: what the user called the folder.
 
@@ -115,7 +115,7 @@ def load(
         )
     causal = {**config, "architectures": [ENCODERS[class_name(config)]]}
     causal.pop("auto_map", None)
-    model = build_causal(folder, causal, files, head.auto, False)
+    model = build_causal(folder, causal, weights, head.auto, False)
     check_finite(named_tensors(model), location)
     ids = torch.arange(EXAMPLE[0] * EXAMPLE[1]).reshape(EXAMPLE) % int(model.config.vocab_size)
     tokens = {0: Dim("batch"), 1: Dim("seq")}
@@ -127,7 +127,7 @@ def load(
         source=Source(
             kind="hugging_face",
             location=location,
-            sha256=digest([folder / CONFIG, *files, *getattr(head.pool, "files", ())]),
+            sha256=digest([folder / CONFIG, *weights.files, *getattr(head.pool, "files", ())]),
             description=f"{config['model_type']}: "
             f"{parameter_summary(class_name(config), model)}, bidirectional",
         ),

@@ -168,7 +168,7 @@ def _of_floats(
     """
     import transformers
 
-    if getattr(parsed, "auto_map", None):
+    if config.get("auto_map"):
         raise refuse(
             folder,
             "quantised weights of a model whose code is in the folder; they are read for classes "
