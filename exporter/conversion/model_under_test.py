@@ -53,13 +53,21 @@ def model_under_test(
             n: DimRange(d.min, d.opt, d.max, d.batch, d.multiple) for n, d in manifest.dims.items()
         },
         traced={n: d.traced for n, d in manifest.dims.items()},
-        tolerance=tolerance_of(manifest.precision, manifest.outputs, inside),
+        tolerance=_tolerance(manifest, loaded, inside),
         vision=manifest.vision,
         open_tower=open_tower,
         open_changed=open_changed,
         packed=manifest.packed is not None,
         reaches=manifest.token_flow.reaches if manifest.token_flow else (),
     )
+
+
+def _tolerance(manifest: Manifest, loaded: LoadedModel, inside: str) -> Tolerance:
+    """Return ``tolerance_of`` an artifact; all of it counts as in the precision of its original."""
+    found = tolerance_of(manifest.precision, manifest.outputs, inside)
+    given = loaded.given
+    same = given is not None and given.is_kept and given.name == found.dtype
+    return replace(found, whole=True) if same else found
 
 
 def tolerance_of(

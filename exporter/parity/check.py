@@ -46,7 +46,7 @@ from linexport.parity.reference.extra_outputs import OpenChanged
 from linexport.parity.reference.module import Arguments, Reference, feeds, run_deciding
 from linexport.parity.reference.outputs import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.routing.choices import recording
-from linexport.parity.routing.near_ties import NearTies, decide, notes
+from linexport.parity.routing.near_ties import NearTies, Run, decide, notes
 from linexport.parity.streams.side_by_side import run_side_by_side
 from linexport.parity.streams.splits import BEHIND, LONGEST_CALL
 from linexport.parity.tolerances import STEPS, TOLERANCES, Tolerance
@@ -277,7 +277,9 @@ def _reference_outputs(
     )
     references = _references(loaded, parity.notes)
     half = None
-    if parity.tolerance.is_half:
+    if loaded.given is not None:
+        half = Reference(loaded, loaded.given.dtype)
+    elif parity.tolerance.is_half:
         half = Reference(loaded, getattr(torch, parity.tolerance.dtype))
     compared: list[Case] = []
     for case in _cases(tested, floating, seed, compared):
@@ -288,7 +290,7 @@ def _reference_outputs(
             parity.notes.append(OUTSIDE)
             continue
         if half is not None and expected:
-            expected = _with_half(half, inputs, case, expected, parity)
+            expected = _with_half(half, references[-1], inputs, case, expected, parity)
         if expected:
             compared.append(case)
             yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
@@ -328,6 +330,7 @@ def _references(loaded: LoadedModel, notes: list[str]) -> list[Reference]:
 
 def _with_half(
     half: Reference,
+    exact: Reference,
     inputs: Arguments,
     case: Case,
     expected: list[ReferenceOutput],
@@ -335,10 +338,20 @@ def _with_half(
 ) -> list[ReferenceOutput]:
     """Add the original in half precision, and allow for its own distance from the others.
 
-    Nothing is returned where half precision overflows and float32 does not, or where outputs are
-    too small for it: there the original says nothing of another program in half precision.
+    An artifact in float32 is allowed that beside it alone. Where half precision overflows and
+    float32 does not, an artifact in half precision is compared with float32, and may be off by what
+    numbers of as few digits, and of any size, lose. Nothing is returned of large or tiny inputs
+    there, nor where outputs are too large or too small for half precision.
+
+    Args:
+        half: the original in half precision.
+        exact: in the widest precision that it can be run in.
+        inputs: of the case.
+        case: what is run.
+        expected: the original in float32, and in float64 where it can be.
+        parity: gets notes.
     """
-    tolerance = parity.tolerance
+    tolerance, of_half = parity.tolerance, TOLERANCES[half.name]
     try:
         outputs = half(inputs)
     except Exception as error:
@@ -347,15 +360,45 @@ def _with_half(
     pairs = list(zip(outputs, expected[0].outputs, strict=True))
     beyond = _out_of_range(half.dtype, pairs)
     if beyond:
-        parity.notes.append(
-            f"The original {beyond} in {half.name} on the {case.name} inputs at {case.at}: there "
-            "nothing is compared."
-        )
-        return []
+        run = partial(run_deciding, exact, inputs)
+        return _without_half(half, run, case, expected, parity, beyond)
     lost = [apart(a, b) for a, b in pairs]
-    between = [tolerance.between(x) for x in lost]
-    own = ReferenceOutput(half.name, outputs, between, expected[0].denominator)
+    between = [of_half.between(x) for x in lost]
+    own = ReferenceOutput(
+        half.name, outputs, between, expected[0].denominator, tolerance=of_half
+    )
+    if not tolerance.is_half:
+        return [*expected, own]
     return [*(replace(e, rounding=lost) for e in expected), own]
+
+
+def _without_half(
+    half: Reference,
+    exact: Run[list[np.ndarray]],
+    case: Case,
+    expected: list[ReferenceOutput],
+    parity: Parity,
+    beyond: str,
+) -> list[ReferenceOutput]:
+    """Return references without the one in half precision, which ``beyond`` says why; see there."""
+    said = f"The original {beyond} in {half.name} on the {case.name} inputs at {case.at}: there"
+    limit, outputs = torch.finfo(half.dtype).max, expected[0].outputs
+    alone = f"{said} the artifact is compared with its float32 computation alone."
+    if not parity.tolerance.is_half:
+        parity.notes.append(alone)
+        return expected
+    stored = beyond == OVERFLOWS and all(largest(x) <= limit for x in outputs)
+    if not stored or case.magnitude not in (0, 1):
+        parity.notes.append(f"{said} nothing is compared.")
+        return []
+    parity.notes.append(alone)
+    rounded = random_rounding.draw(exact, half.name, case.seed) or outputs
+    lost = [apart(a, b) for a, b in zip(rounded, outputs, strict=True)]
+    return [replace(e, rounding=lost) for e in expected]
+
+
+OVERFLOWS, UNDERFLOWS = "overflows", "underflows"
+"""What outputs in half precision may do that those in float32 do not."""
 
 
 def _out_of_range(dtype: torch.dtype, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> str:
@@ -363,9 +406,9 @@ def _out_of_range(dtype: torch.dtype, pairs: Iterable[tuple[np.ndarray, np.ndarr
     least = torch.finfo(dtype).smallest_normal
     for half, single in pairs:
         if (np.isfinite(single) & ~np.isfinite(half)).any():
-            return "overflows"
+            return OVERFLOWS
         if 0 < largest(single) < least:
-            return "underflows"
+            return UNDERFLOWS
     return ""
 
 
@@ -385,9 +428,10 @@ def _run_case(
     except Exception as error:
         failure = str(error).splitlines()[0]
     found = _compared(tested, case, expected, got, failure)
-    alone = [reference.name for reference in expected] == ["float32"]
+    own, half = _in_own_precision(expected), [e for e in expected if e.tolerance is not None]
+    alone = [reference.name for reference in own] == ["float32"]
     if got is not None and alone and not _passed(found):
-        expected = _in_both(tested, parity, case) or expected
+        expected = [*(_in_both(tested, parity, case) or own), *half]
         found = _compared(tested, case, expected, got, failure)
     if got is not None and not _passed(found):
         found = _decided(tested, parity, case, expected, got) or found
@@ -407,6 +451,11 @@ def _run_case(
         parity.counts += counts
         if parity.failed is None and not record.passed:
             parity.failed = case
+
+
+def _in_own_precision(expected: Sequence[ReferenceOutput]) -> list[ReferenceOutput]:
+    """Return references without the one in half precision of an original."""
+    return [e for e in expected if e.tolerance is None]
 
 
 def _is_finite(outputs: Mapping[str, np.ndarray]) -> bool:
@@ -482,7 +531,8 @@ def _with_random_roundings(
     """
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     *_, wide = _references(tested.loaded, [])
-    exact, moved = expected[-1].outputs, [0.0] * len(expected[-1].outputs)
+    exact = _in_own_precision(expected)[-1].outputs
+    moved = [0.0] * len(exact)
     for seed in range(random_rounding.DRAWS if wide.dtype == torch.float64 else 0):
         drawn = random_rounding.draw(partial(run_deciding, wide, inputs), "float32", seed)
         if drawn is None:
@@ -561,10 +611,11 @@ def _decided(
     outputs = {
         r.name: x for r, x in zip(references, decided.outputs if decided else (), strict=False)
     }
-    if decided is None or any(e.name not in outputs for e in expected):
+    own = _in_own_precision(expected)
+    if decided is None or any(e.name not in outputs for e in own):
         return []
     rounding = [apart(*pair) for pair in zip(decided.outputs[0], decided.outputs[-1], strict=True)]
-    chosen = [replace(e, outputs=outputs[e.name], rounding=rounding) for e in expected]
+    chosen = [replace(e, outputs=outputs[e.name], rounding=rounding) for e in own]
     found = _compared(tested, case, chosen, got, None)
     if not _passed(found):
         return []
@@ -615,7 +666,8 @@ def _record(
     rounding, expected = reference.rounding[position], reference.outputs[position]
     if reference.overflows and expected.shape == found.shape:
         expected = np.where(~np.isfinite(expected) & np.isfinite(found), found, expected)
-    result = compare_arrays(expected, found, tested.tolerance, rounding)
+    tolerance = reference.tolerance or tested.tolerance
+    result = compare_arrays(expected, found, tolerance, rounding)
     if reference.vanished and not np.isfinite(found).all():
         result = replace(result, passed=False, reason=VANISHED)
     record = case_record(

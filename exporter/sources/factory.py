@@ -85,6 +85,7 @@ def load_factory(
     given = example_inputs.parse(inputs)
     made = absent.KNOWN if stand_ins else absent.needed()
     factory, result, missed = _built(source, seed, made)
+    result = _uncompiled(result)
     module = result[0] if isinstance(result, tuple) and result else result
     if state_dict is not None and isinstance(module, torch.nn.Module):
         from linexport.sources.state_dicts import load_weights
@@ -132,6 +133,19 @@ def _built(
         return _built(source, seed, {*made, *missed})
     with _saying(missed):
         raise failed
+
+
+def _uncompiled(result: Any) -> Any:
+    """Return what a factory gave with the module that was compiled, where one was."""
+    import torch
+
+    from linexport.system.torch_internals.compiled import uncompiled
+
+    if isinstance(result, torch.nn.Module):
+        return uncompiled(result)
+    if isinstance(result, tuple) and result and isinstance(result[0], torch.nn.Module):
+        return uncompiled(result[0]), *result[1:]
+    return result
 
 
 @contextmanager
@@ -249,9 +263,9 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         UnsupportedModelError: the module fails on its example, or has weights that are NaN or
             infinite.
     """
-    from linexport.sources.bfloat16 import widened
     from linexport.sources.carrying import carrying
     from linexport.sources.first_run import failure, run_once, runs, table_rows
+    from linexport.sources.half_precision import widened
 
     given = _unpack(location, result)
     module = given.module.eval()
@@ -281,7 +295,7 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
     buffers, one_batch = _carried(given, written, location)
     chosen = _dims(given, lambda examples: runs(module, *given.split(examples)), one_batch)
     args, kwargs = given.split(chosen.args)
-    args, kwargs, changed = widened(module, args, kwargs)
+    args, kwargs, as_given, changed = widened(module, args, kwargs)
     loaded = LoadedModel(
         module=module,
         args=args,
@@ -292,6 +306,7 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         warnings=(*chosen.warnings, *warnings, *changed, *_unlike(kernels.values())),
         unclear_dims=chosen.unclear,
         kernels=tuple(kernels.values()),
+        given=as_given,
     )
     return carrying(loaded, buffers) if buffers else loaded
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from linexport.sources.carried_buffers import Buffer
+    from linexport.sources.half_precision import AsGiven
 
 Images = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
 """Pixel values (patches, channels) and grid (2,) of each image."""
@@ -181,6 +182,7 @@ class LoadedModel:
         kernels: those of GPU libraries that are stood in for while the module runs.
         whole: the model without states, to be traced where ``decode_module`` cannot be, since its
             library lacks what linexport replaces there.
+        given: the module as it was given, where that computes in half precision.
     """
 
     module: torch.nn.Module
@@ -205,3 +207,4 @@ class LoadedModel:
     patched: Callable[[], AbstractContextManager[object]] | None = None
     unread: str = ""
     whole: LoadedModel | None = None
+    given: AsGiven | None = None

@@ -47,6 +47,7 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
     from linexport.sources.factory import call, load_module
     from linexport.sources.hugging_face import is_language_model
     from linexport.sources.weights import weights_digest
+    from linexport.system.torch_internals.compiled import original_of, uncompiled
 
     if isinstance(source, torch.export.ExportedProgram):
         from linexport.sources.exported_program import of_program
@@ -56,6 +57,7 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
         origin = Source(KIND, name_of(source), None, "", weights_digest(module))
         return of_program(program, module, origin)
     if isinstance(source, torch.nn.Module):
+        source = original_of(source)
         if not is_language_model(source):
             raise UsageError(
                 f"{name_of(source)} has no example inputs. Give them: args=(x, ...), or "
@@ -68,8 +70,10 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
         raise UsageError(f"Found {_described(source)}. {WAYS}")
     if len(source) not in (2, 3, 4):
         raise UsageError(f"Found a tuple of {len(source)}. {WAYS}")
-    location = name_of(source[0])
-    loaded = load_module(tuple(map(_copied, source)), location, whole=whole)
+    location = name_of(original_of(source[0]))
+    module, *rest = map(_copied, source)
+    assert isinstance(module, torch.nn.Module)
+    loaded = load_module((uncompiled(module), *rest), location, whole=whole)
     return replace(loaded, source=replace(loaded.source, kind=KIND))
 
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 LISTED = 4
+COMPILED = "_orig_mod"
+"""Name in which ``torch.compile`` keeps the module that it was given."""
+
 SAVE_WEIGHTS = (
     'write its weights where you have the model, by torch.save(model.state_dict(), "weights.pt"), '
     "and give that file"
@@ -250,8 +253,16 @@ def _is_state_dict(value: Any) -> bool:
 def _without_prefix(
     weights: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return weights without what a wrapper puts before all names: ``module.``, ``_orig_mod.``."""
+    """Return weights without what a wrapper puts before all names: ``module.``, ``_orig_mod.``.
+
+    ``torch.compile`` of parts puts the latter into names as well.
+    """
     own = {name.partition(".")[0] for name in expected}
+    if COMPILED not in {part for name in expected for part in name.split(".")}:
+        weights = {
+            ".".join(part for part in name.split(".") if part != COMPILED): tensor
+            for name, tensor in weights.items()
+        }
     while weights:
         first = {name.partition(".")[0] for name in weights}
         if len(first) > 1 or first <= own or not all("." in name for name in weights):

@@ -23,6 +23,7 @@ from linexport.sources.memory_map import memory_map_weights, unmap_weights
 from linexport.system import memory
 from linexport.system.npz import save_npz
 from linexport.system.torch_internals.trees import pytree
+from linexport.system.torch_internals.compiled import functions_uncompiled
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.runtime.providers import CPU
@@ -251,7 +252,7 @@ class Bench:
         module = self.tested.loaded.module
 
         def eager() -> object:
-            with torch.no_grad():
+            with torch.no_grad(), functions_uncompiled():
                 return module(*args, **kwargs)
 
         return eager
@@ -271,7 +272,7 @@ class Bench:
         by_position = dict(zip(names, fed.values(), strict=False))
 
         def eager() -> object:
-            with torch.no_grad():
+            with torch.no_grad(), functions_uncompiled():
                 return tested.loaded.module(*args, **kwargs)
 
         def artifact() -> dict[str, np.ndarray]:

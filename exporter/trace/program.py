@@ -23,7 +23,7 @@ from linexport.patches.scans import as_loops, has_scans
 from linexport.sources.first_run import buffers_kept, described
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes
-from linexport.system.torch_internals.exports import LOGS
+from linexport.system.torch_internals.exports import LOGS, control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
@@ -86,7 +86,7 @@ def _own_failure(loaded: LoadedModel, said: str) -> str:
         said: how it fails while it is traced, which is not said again.
     """
     try:
-        with torch.no_grad(), buffers_kept(loaded.module):
+        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(loaded.module):
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         own = f"{explained(error)}{_user_line(error)}"
@@ -267,7 +267,8 @@ def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
     flat, _ = pytree.tree_flatten((loaded.args, loaded.kwargs))
     lengths = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
     try:
-        with torch.no_grad(), buffers_kept(loaded.module), Slices() as found:
+        plain = control_flow_as_it_is()
+        with torch.no_grad(), plain, buffers_kept(loaded.module), Slices() as found:
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         log.info("slices of the model were not looked for: %s", error_summary(error))

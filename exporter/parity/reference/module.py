@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
+from linexport.sources.half_precision import in_float32
 from linexport.sources.loaded_model import LoadedModel
 from linexport.sources.memory_map import is_plain
 from linexport.system import memory
@@ -28,7 +29,8 @@ class Reference:
     """A module run on drawn inputs.
 
     In another precision it is a copy, and in float64 what the module says to compute in float32 is
-    computed in float64, too. Weights that are memory-mapped, as those of the copy are, leave
+    computed in float64, too. A module that computes in half precision is run as it was given in
+    that, and as ``in_float32`` makes it in others. Weights that are memory-mapped, as those of the copy are, leave
     memory when the part of the module that has them is done.
 
     Attributes:
@@ -46,7 +48,16 @@ class Reference:
         self.dtype, self.widened = dtype, widened
         self.name = str(dtype).removeprefix("torch.")
         self.denominator: float | None = None
-        self.module = loaded.module if dtype == torch.float32 else _copied(loaded.module, dtype)
+        given = loaded.given
+        self._given = given if given is not None and given.dtype == dtype else None
+        kept = given is not None and given.is_kept
+        if self._given is not None:
+            self.module = self._given.module
+        elif dtype == torch.float32 and not kept:
+            self.module = loaded.module
+        else:
+            made = _copied(loaded.module, dtype)
+            self.module = in_float32(made) if kept else made
 
     def __call__(self, inputs: Arguments) -> list[np.ndarray]:
         """Flattened outputs; those in bfloat16, which numpy does not have, as float32.
@@ -54,15 +65,18 @@ class Reference:
         Raises:
             Exception: whatever the module raises.
         """
-        args, kwargs = pytree.tree_map(self._convert, inputs)
+        args, kwargs = inputs if self._given else pytree.tree_map(self._convert, inputs)
         wide = Widened() if self.widened and self.dtype == torch.float64 else nullcontext()
         plain = control_flow_as_it_is()
         with torch.no_grad(), passing(), plain, watch_denominators() as seen, wide:
-            outputs = self.module(*args, **kwargs)
+            outputs = self._run(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
         leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
         return [x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in leaves]
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._given.run(args, kwargs) if self._given else self.module(*args, **kwargs)
 
     def _convert(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():

@@ -37,6 +37,7 @@ class ReferenceOutput:
         denominator: smallest |denominator| on the way, see ``Reference``.
         overflows: values that are not finite are so because they left the precision, or are NaN
             of large or tiny inputs.
+        tolerance: what is allowed beside it, where that is not what is allowed of the artifact.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ReferenceOutput:
     rounding: list[float]
     denominator: float | None
     overflows: bool = False
+    tolerance: Tolerance | None = None
 
     @property
     def vanished(self) -> bool:

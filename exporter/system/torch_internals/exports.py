@@ -27,6 +27,7 @@ import torch
 from torch.fx import Node
 
 from linexport.system.torch_internals import Internal
+from linexport.system.torch_internals.compiled import functions_uncompiled
 from linexport.system.untyped import Keywords, TorchCallable, TorchInternal
 
 SLOWER = "left alone: every export takes longer"
@@ -261,14 +262,14 @@ def _config() -> TorchInternal:
 
 @contextmanager
 def control_flow_as_it_is() -> Iterator[None]:
-    """Run ``torch.cond``, ``while_loop`` and ``scan`` without compiling them."""
+    """Run ``torch.cond``, ``while_loop``, ``scan`` and compiled functions without compiling them."""
 
     def call(
         fn: Callable[..., object], args: Sequence[TorchInternal], kwargs: Keywords | None = None
     ) -> TorchInternal:
         return fn(*args, **(kwargs or {}))
 
-    with _replaced(CONTROL_FLOW, lambda _: call):
+    with _replaced(CONTROL_FLOW, lambda _: call), functions_uncompiled():
         yield
 
 
