@@ -12,6 +12,7 @@ import onnxruntime
 
 from linexport.graph.log_sums import with_scans
 from linexport.graph.monomials import Size
+from linexport.graph.retyped import BFLOAT16, HALF, retyped
 from linexport.plugins.ops.registry import attach_functions
 
 log = logging.getLogger(__name__)
@@ -26,10 +27,18 @@ def session(
     nodes: Sequence[gs.Node],
     result: gs.Tensor,
     imports: Mapping[str, int],
+    wide: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Nodes in ONNX Runtime without optimisations; linexport's have portable bodies.
 
     Logarithms of sums of exponentials are computed as an artifact computes them, without overflow.
+
+    Args:
+        inputs: of the nodes.
+        nodes: in order.
+        result: what they compute.
+        imports: operator sets.
+        wide: compute what is in half precision in float32; so are inputs, then.
 
     Raises:
         NotRunnableError: ONNX Runtime does not open them.
@@ -49,6 +58,8 @@ def session(
     )
     try:
         model = gs.export_onnx(graph, do_type_check=False)
+        if wide:
+            model = retyped(model, {**HALF, **BFLOAT16})
         if any(node.op == "Log" for node in nodes):
             model = with_scans(model)
         _rename_given(model.graph)

@@ -392,7 +392,6 @@ class _Turning:
                     replacement=sides[1],
                     length=parse(str(self.length)),
                     reach=1,
-                    precision="float32",
                     imports=self._imports(),
                 )
             )

@@ -23,7 +23,7 @@ from linexport.sources.loaded_model import OnnxGraph
 from linexport.sources.onnx_file.document import read
 from linexport.sources.onnx_file.dynamic_shapes import inputs
 from linexport.sources.onnx_file.external import load_external_data
-from linexport.sources.onnx_file.retyped import BFLOAT16, has_bfloat16, retyped
+from linexport.graph.retyped import BFLOAT16, has_bfloat16, retyped
 from linexport.trace.metadata import drop_metadata, source_lines
 from linexport.trace.old_operators import raised
 from linexport.trace.shape_probe import observe

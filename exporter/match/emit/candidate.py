@@ -76,7 +76,6 @@ def rewrite_candidate(
         (writer.nodes, writer.result),
         size_of(roles.query_position),
         roles.lag,
-        _coarsest(root.region),
         imports,
     )
 
@@ -156,11 +155,6 @@ def inputs_of(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
                 if isinstance(tensor, gs.Variable) and tensor.name not in made:
                     found[tensor.name] = tensor
     return list(found.values())
-
-
-def _coarsest(region: Sequence[gs.Node]) -> str:
-    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
-    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
 
 
 def match_record(

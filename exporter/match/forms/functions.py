@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from linexport.match.forms.exact import GRID, Exact, first_difference
 from linexport.match.forms.terms import IDENTITY, Function
@@ -20,6 +21,8 @@ from linexport.models import feature_maps
 from linexport.plugins.ops.body import Body
 
 log = logging.getLogger("linexport.match")
+
+FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def write(b: Body, function: Function, x: str) -> str:
@@ -100,6 +103,11 @@ def casts(function: Function) -> int | None:
     if function[0] == "Cast":
         return int(dict(function[1])["to"])
     return casts(function[2]) if len(function) > 2 and isinstance(function[2], tuple) else None
+
+
+def casts_to_float(function: Function) -> bool:
+    """Return whether a function is a Cast to a floating-point type."""
+    return function[0] == "Cast" and int(dict(function[1])["to"]) in FLOATING
 
 
 def _exact(function: Function) -> Exact | None:

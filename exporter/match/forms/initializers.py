@@ -18,6 +18,9 @@ from linexport.match.forms.terms import Form, Iota, Leaf, PositionOrder, Term
 EQUAL = 1e-5
 """Largest relative difference of powers in float32 that are equal."""
 
+SHORT = 2
+"""Bytes of a number in half precision."""
+
 TINY = 1e-30
 """Powers below it have fewer digits, or none."""
 
@@ -30,10 +33,10 @@ def of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
         return plain
     first, last = value.flat[0], value.flat[-1]
     if first == last and bool((value == first).all()):
-        # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07.
-        return algebra.constant(
-            float(str(first)) if value.dtype.kind == "f" else float(first), dims
-        )
+        # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07. That of half
+        # precision is off by up to a thousandth.
+        shortest = value.dtype.kind == "f" and value.dtype.itemsize > SHORT
+        return algebra.constant(float(str(first)) if shortest else float(first), dims)
     if value.ndim == 1 and value.size > 1 and np.array_equal(value, np.arange(value.size)):
         return Form(dims, (Term(1.0, (Iota(dims[0]),)),))
     return _triangle(value, dims) or _decays(tensor, value, dims) or plain

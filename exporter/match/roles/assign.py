@@ -8,7 +8,7 @@ positions it compares. Without one, every group of bound labels is tried as s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -46,8 +46,17 @@ def _is_comparison(tensor: gs.Tensor) -> bool:
     return node is not None and node.op == "Equal"
 
 
-def assign_roles(product: Term, form: Form) -> Roles | None:
-    """Try the ways to tell positions from channels, and take the most natural that fits."""
+def assign_roles(
+    product: Term, form: Form, fits: Callable[[Roles], bool] = lambda _: True
+) -> Roles | None:
+    """Try the ways to tell positions from channels, and take the most natural that fits.
+
+    Args:
+        product: the numerator.
+        form: of the whole value.
+        fits: says of one way whether the denominator is of the same queries and keys. Where all
+            sizes are fixed, nothing else tells a query from a value.
+    """
     free, bound = form.axes, product.axes - form.axes
     if not bound or product.axes & free != free:
         return None
@@ -61,7 +70,7 @@ def assign_roles(product: Term, form: Form) -> Roles | None:
         roles = _causal(product, orders, leaves, free, bound)
         return read_recurrence(product, form) if roles is None else roles
     found = list(_bidirectional(product, leaves, free, bound))
-    return min(found, key=_ambiguity_rank, default=None)
+    return min(found, key=lambda one: (not fits(one), *_ambiguity_rank(one)), default=None)
 
 
 def _causal(

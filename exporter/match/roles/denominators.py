@@ -17,6 +17,7 @@ from itertools import combinations
 
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis
+from linexport.match.forms.functions import casts_to_float
 from linexport.match.forms.terms import Count, Factor, Leaf, Nested, PositionOrder, Term
 from linexport.match.forms.unify import equal_up_to_names, match
 from linexport.match.roles.decay import plain_exps
@@ -163,19 +164,33 @@ def _is_lowered(roles: Roles, below: Denominator) -> bool:
 def _shared(roles: Roles, product: Term, below: Term, free: frozenset[Axis]) -> Iterator[Roles]:
     """Yield the roles whose queries and keys are all that a denominator has."""
     # The denominator is the numerator with a value of one: every other factor must be there, too.
-    # Factors of the query position alone are outside both sums, unless both have them.
+    # Factors of the query position alone are outside both sums, unless both have them. PyTorch adds
+    # up half precision in float32, so that one of the sums may be of casts: to more digits, which
+    # are the same numbers, or to fewer, which is rounding and no part of the formula.
+    below = _without_casts(below)
     of_queries = [roles, _with_weights(roles, below)]
     for read in of_queries if roles.query else _keyed(roles, len(below.of(Leaf))):
         outside = {*map(id, read.value), *map(id, read.weights)}
         numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
-        if match(numerator, below, free) is not None:
+        if match(_without_casts(numerator), below, free) is not None:
             yield read
+
+
+def _without_casts(term: Term) -> Term:
+    """Return a product of entries without the floating-point types that they are cast to."""
+    return replace(term, factors=tuple(map(_without_cast, term.factors)))
+
+
+def _without_cast(factor: Factor) -> Factor:
+    while isinstance(factor, Leaf) and casts_to_float(factor.function) and not factor.truth:
+        factor = replace(factor, function=factor.function[2])
+    return factor
 
 
 def _with_weights(roles: Roles, below: Term) -> Roles:
     """Return the roles with the weights that a denominator has too as factors of the query."""
     names = {f.key() for f in below.of(Leaf)}
-    inside = tuple(f for f in roles.weights if f.key() in names)
+    inside = tuple(f for f in roles.weights if _without_cast(f).key() in names)
     outside = tuple(f for f in roles.weights if f not in inside)
     return replace(roles, query=(*roles.query, *inside), weights=outside)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -15,7 +16,12 @@ from linexport.match.forms.axes import size_of
 from linexport.match.forms.terms import TURNS, Count, Form, Leaf, Nested, Term
 from linexport.match.roles.assign import assign_roles
 from linexport.match.roles.decay import plain_exps, without_step
-from linexport.match.roles.denominators import normalised, of_keys_alone, read_denominator
+from linexport.match.roles.denominators import (
+    Denominator,
+    normalised,
+    of_keys_alone,
+    read_denominator,
+)
 from linexport.match.roles.fixed_queries import read_fixed_queries, read_turning_queries
 from linexport.match.roles.initial_state import with_initial, without_initial
 from linexport.match.roles.roles import Roles
@@ -54,7 +60,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         product, below = of_keys_alone(product, below)
     product, lags = (product, False) if over else without_step(product)
     product = plain_exps(product, form.axes)
-    roles = assign_roles(product, form)
+    roles = assign_roles(product, form, partial(_is_normalised, product, below))
     # A product with a stored tensor is a projection, not a query times a key.
     if roles is not None and any(
         is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)
@@ -79,6 +85,14 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
             raise NotAttentionError("its denominator counts the keys of a shifted triangle")
     _sensible(roles)
     return roles if fading is None else with_initial(roles, fading)
+
+
+def _is_normalised(product: Term, below: Denominator | None, roles: Roles) -> bool:
+    """Return whether roles of a numerator are those of its denominator, where there is one."""
+    try:
+        return below is None or normalised(roles, product, below) is not None
+    except NotAttentionError:
+        return False
 
 
 def _sensible(roles: Roles) -> None:

@@ -31,10 +31,12 @@ from linexport.match.forms.token_sizes import (
     of_positions,
     shape_at,
 )
-from linexport.match.proof.prove import RELATIVE
 from linexport.match.search.shifts import Moved
 
 log = logging.getLogger(__name__)
+
+ROUNDING = {"float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2}
+"""Differences of equal values, of the largest one: half precisions carry 11 and 8 bits."""
 
 MOST_NODES = 200
 """Nodes that one window may pass through."""
@@ -225,5 +227,5 @@ def nearly_equal(a: np.ndarray, b: np.ndarray) -> bool:
         return False
     x, y = a[finite].astype(np.float64), b[finite].astype(np.float64)
     # Sums of a piece may be taken in another order, with the rounding of the dtype.
-    share = RELATIVE.get(b.dtype.name, RELATIVE["float32"])
+    share = ROUNDING.get(b.dtype.name, ROUNDING["float32"])
     return not x.size or float(np.abs(x - y).max()) <= share * float(np.abs(y).max())

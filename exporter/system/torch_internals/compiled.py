@@ -22,7 +22,7 @@ OPTIMIZED = Internal(
 )
 
 ORIGINAL, CALL = "_orig_mod", "_compiled_call_impl"
-"""Attributes: the module inside of an ``OptimizedModule``, and what ``module.compile()`` sets."""
+"""Names of the module inside of an ``OptimizedModule``, and of what ``module.compile()`` sets."""
 
 
 def original_of(module: nn.Module) -> nn.Module:

@@ -61,10 +61,9 @@ def retyped(model: onnx.ModelProto, kinds: Kinds) -> onnx.ModelProto:
     wide.CopyFrom(model)
     stored = {t.name: t.data_type for graph in all_graphs(wide) for t in graph.initializer}
     for graph in all_graphs(wide):
-        for value in [*graph.input, *graph.output]:
+        for value in [*graph.input, *graph.output, *graph.value_info]:
             element = value.type.tensor_type.elem_type
             value.type.tensor_type.elem_type = kinds.get(element, element)
-        del graph.value_info[:]
     casts = [_cast(tensor, kinds) for tensor in wide.graph.initializer if _is_beside(tensor, kinds)]
     for node in all_nodes(wide):
         _retype(node, kinds)
