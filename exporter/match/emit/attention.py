@@ -263,12 +263,17 @@ class MatchWriter(Sums):
     def dtype(self) -> np.dtype[np.generic]:
         """The widest dtype of what is read.
 
+        The op adds up in float32 whatever it is given: numbers in half precision need no cast to
+        float32 where its result is cast back.
+
         Raises:
             NotAttentionError: the op does not compute in it.
         """
         kinds, roles = [], self.roles
+        half = str(self.root.dtype) in DTYPES[1:]
         for leaf in (*roles.query, *roles.key, *roles.value, *roles.weights):
-            to = functions.casts(leaf.function)
+            function = functions.without_casts(leaf.function) if half else leaf.function
+            to = functions.casts(function)
             found = leaf.tensor.dtype if to is None else helper.tensor_dtype_to_np_dtype(to)
             if found is None:
                 raise NotAttentionError(f"the dtype of {leaf.tensor.name} is not known")

@@ -110,6 +110,13 @@ def casts_to_float(function: Function) -> bool:
     return function[0] == "Cast" and int(dict(function[1])["to"]) in FLOATING
 
 
+def without_casts(function: Function) -> Function:
+    """Return a function without the casts to floating-point types that it ends in."""
+    while casts_to_float(function):
+        function = function[2]
+    return function
+
+
 def _exact(function: Function) -> Exact | None:
     """The function without the rounding of casts; None where it has other operators."""
     b = Body()

@@ -130,6 +130,8 @@ def _is_fixed(positions: Sequence[Axis]) -> bool:
 
 def _positions(own: list[Axis], key_position: Index) -> Index:
     """The query's own labels that are positions: as long as the key's."""
+    if own and size_of(tuple(own)) == size_of(key_position):
+        return tuple(own)  # rows and columns of an image, say, where keys have both in one label
     query_position = []
     for column in key_position:
         same = [a for a in own if a.size == column.size and a not in query_position]

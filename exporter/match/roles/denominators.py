@@ -17,7 +17,7 @@ from itertools import combinations
 
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis
-from linexport.match.forms.functions import casts_to_float
+from linexport.match.forms.functions import without_casts
 from linexport.match.forms.terms import Count, Factor, Leaf, Nested, PositionOrder, Term
 from linexport.match.forms.unify import equal_up_to_names, match
 from linexport.match.roles.decay import plain_exps
@@ -182,9 +182,9 @@ def _without_casts(term: Term) -> Term:
 
 
 def _without_cast(factor: Factor) -> Factor:
-    while isinstance(factor, Leaf) and casts_to_float(factor.function) and not factor.truth:
-        factor = replace(factor, function=factor.function[2])
-    return factor
+    if not isinstance(factor, Leaf) or factor.truth:
+        return factor
+    return replace(factor, function=without_casts(factor.function))
 
 
 def _with_weights(roles: Roles, below: Term) -> Roles:

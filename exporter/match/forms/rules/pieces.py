@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from linexport.match.forms import algebra
 from linexport.match.forms.axes import Index, size_of, unify
 from linexport.match.forms.evaluate import Along, Behind, Evaluator, Pieces, rule
+from linexport.match.forms.functions import casts_to_float
 from linexport.match.forms.rules import shifts
-from linexport.match.forms.terms import IDENTITY, Form, Leaf, Term
+from linexport.match.forms.terms import IDENTITY, Form, Function, Leaf, Term
 from linexport.match.forms.unify import collect
 
 Whole = Callable[[Leaf], Along | None]
@@ -75,11 +77,16 @@ def _exchanged(form: Form, place: int, piece: Whole) -> Form | None:
             terms.append(term)
             continue
         leaf = using[0]
-        if len(using) != 1 or not isinstance(leaf, Leaf) or leaf.function != IDENTITY:
+        if len(using) != 1 or not isinstance(leaf, Leaf):
             return None
         found = piece(leaf)
         if found is None or leaf.dims[found.place] != index:
             return None
+        if leaf.function != IDENTITY:
+            cast = _cast(found.form, leaf.function)
+            if cast is None:
+                return None
+            found = replace(found, form=cast)
         # The piece has axes of its own: along the other dims they are made those of the whole, and
         # along this one those of the pieces of other terms.
         part = found.form.fresh()
@@ -101,6 +108,20 @@ def _exchanged(form: Form, place: int, piece: Whole) -> Form | None:
     return collect(
         Form(tuple(new if p == place else i for p, i in enumerate(form.dims)), tuple(terms))
     )
+
+
+def _cast(form: Form, function: Function) -> Form | None:
+    """Return a piece of a tensor that is cast to a floating-point type; None for other functions.
+
+    What is a number is the same in every type.
+    """
+    if form.scalar is not None and function[0] == "Cast":
+        return form if function[2] == IDENTITY and casts_to_float(function) else None
+    leaf = form.leaf
+    if leaf is None or not casts_to_float(function) or function[2] != IDENTITY:
+        return None
+    own = replace(leaf, function=(*function[:2], leaf.function))
+    return replace(form, terms=(Term(form.terms[0].coefficient, (own,)),))
 
 
 def _part(pieces: Pieces, start: int, end: int) -> Form | None:
