@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from linexport.manifest.records import SoftmaxOriginal
+    from linexport.sources.half_precision import AsGiven
 
 # Positions of the `train` flag among the arguments of operators that behave differently then.
 _TRAIN_FLAG = {"aten.dropout.default": 2, "aten.batch_norm.default": 5}
@@ -74,8 +75,9 @@ def of_program(program: ExportedProgram, module: torch.nn.Module, source: Source
             f"{source.location} has no example inputs: programs that torch.export.export returns "
             "have them. Set program.example_inputs = (args, kwargs)."
         )
-    args, kwargs = program.example_inputs
     check_finite(_weights(program), source.location)
+    program, module, given, changed = _widened(program, module)
+    args, kwargs = program.example_inputs or ((), {})
     count = sum(p.numel() for p in program.parameters())
     loaded = LoadedModel(
         module=module,
@@ -84,11 +86,29 @@ def of_program(program: ExportedProgram, module: torch.nn.Module, source: Source
         dynamic_shapes=None,
         source=replace(source, description=f"exported program, {count:,} parameters"),
         program=program,
-        warnings=_train_mode_warnings(program),
+        warnings=(*_train_mode_warnings(program), *changed),
+        given=given,
     )
     from linexport.sources.program_buffers import with_buffers
 
     return with_buffers(loaded)
+
+
+def _widened(
+    program: ExportedProgram, module: torch.nn.Module
+) -> tuple[ExportedProgram, torch.nn.Module, AsGiven | None, tuple[str, ...]]:
+    """Return a program that uses bfloat16 in float32, see ``half_precision.widened``."""
+    from linexport.sources.half_precision import as_given, said_of
+    from linexport.sources.pt2.float32 import in_float32
+
+    args, kwargs = program.example_inputs or ((), {})
+    given = as_given(module, tuple(args), dict(kwargs))
+    if given is None or given.is_kept:
+        return program, module, given, ()
+    if not given.on_gpu:
+        program = in_float32(program)
+        module = program.module()
+    return program, module, given, (said_of(given, None),)
 
 
 _ADVICE = f"if you trust its author, load it in a factory: {FACTORY_ADVICE}"

@@ -136,7 +136,7 @@ def widened(
     if not given.on_gpu:
         given = replace(given, module=copy.deepcopy(module))
         in_float32(module)
-        args, kwargs = pytree.tree_map(_wide_tensor, (args, kwargs))
+        args, kwargs = pytree.tree_map(wide_tensor, (args, kwargs))
     with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
         after = module(*args, **kwargs)
     distance = max(map(_distance, pytree.tree_leaves(before), pytree.tree_leaves(after)))
@@ -155,12 +155,15 @@ def said_of(given: AsGiven, distance: float | None) -> str:
         if given.on_gpu
         else f"in {given.name}, for which ONNX Runtime has no CPU kernels"
     )
-    far = (
-        f" On the example inputs the two are {distance:.1e} apart, relative to the largest output."
-    )
+    far = ""
+    if distance is not None:
+        far = (
+            f" On the example inputs the two are {distance:.1e} apart, relative to the largest "
+            "output."
+        )
     return (
         f"The model computes {cause}: it is converted in float32, and compared in {given.name} and "
-        f"in float32.{far if distance is not None else ''}"
+        f"in float32.{far}"
     )
 
 
@@ -194,11 +197,12 @@ class _InFloat32(TorchFunctionMode):
         args: Positional = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        args, kwargs = pytree.tree_map(_wide_name, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(wide_type, (args, kwargs or {}))
         return (torch.Tensor.float if func in METHODS else func)(*args, **kwargs)
 
 
-def _wide_name(value: object) -> object:
+def wide_type(value: object) -> object:
+    """Return float32 for a half precision; any other value as it is."""
     return WIDE if isinstance(value, torch.dtype) and value in HALVES else value
 
 
@@ -265,11 +269,12 @@ def in_float32(module: torch.nn.Module) -> torch.nn.Module:
     # A class rather than an attribute, so that a deep copy runs with its own weights.
     own = {"forward": forward, "__module__": plain.__module__}
     module.__class__ = type(plain.__name__, (plain,), own)
-    change_tensors(module, _wide_tensor)
+    change_tensors(module, wide_tensor)
     return module
 
 
-def _wide_tensor(value: object) -> Any:
+def wide_tensor(value: object) -> Any:
+    """Return a tensor in half precision in float32; any other value as it is."""
     return value.to(WIDE) if isinstance(value, torch.Tensor) and value.dtype in HALVES else value
 
 

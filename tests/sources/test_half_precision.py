@@ -1,8 +1,9 @@
-"""Modules that use bfloat16: converted in float32, and compared with the module in float32."""
+"""Modules in half precision: compared as they were given, and in float32."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import linexport
-from linexport.errors import UnsupportedModelError
-from linexport.sources.bfloat16 import widened
+from linexport.parity.reference.module import Reference
+from linexport.sources.half_precision import AsGiven, as_given, widened
 from linexport.sources.factory import load_module
+from linexport.sources.objects import load_object
 from linexport.trace import trace
 from tests.support.independent import Independent, check_independently
 
@@ -75,7 +77,8 @@ def test_attention_in_bfloat16_is_fused_and_streams_in_float32(tmp_path: Path) -
 def test_weights_buffers_inputs_and_methods_are_widened_and_copies_keep_their_weights() -> None:
     for module, args in ((Methods(), example()), (Inside().bfloat16(), (example()[0].bfloat16(),))):
         plain = copy.deepcopy(module).float()
-        args, _, warnings = widened(module.eval(), args, {})
+        args, _, given, warnings = widened(module.eval(), args, {})
+        assert given is not None and given.name == "bfloat16" and not given.is_kept
         assert "ONNX Runtime has no CPU kernels" in warnings[0]
         assert {x.dtype for x in (*module.state_dict().values(), *args)} == {torch.float32}
         other = copy.deepcopy(module).double()
@@ -83,7 +86,7 @@ def test_weights_buffers_inputs_and_methods_are_widened_and_copies_keep_their_we
             other.project.weight.zero_()
             assert not torch.equal(other(args[0].double()).float(), module(args[0]))
         assert type(module).__name__ == type(plain).__name__
-        assert widened(module, args, {}) == (args, {}, ())
+        assert widened(module, args, {}) == (args, {}, None, ())
 
 
 class Automatic(Inside):
@@ -106,7 +109,7 @@ def test_automatic_casts_to_bfloat16_do_nothing() -> None:
     q, k, v = module.project(x).chunk(3, -1)
     expected = torch.einsum("btd,bsd->bts", q, k).tril() @ v
     assert (module(x) - expected).abs().max() > 1e-3
-    _, _, warnings = widened(module, (), {"x": x})
+    _, _, _, warnings = widened(module, (), {"x": x})
     assert "ONNX Runtime has no CPU kernels" in warnings[0]
     torch.testing.assert_close(module(x), expected)
     traced = trace(load_module((Automatic(), (x,)), "bfloat16:automatic"))
@@ -119,13 +122,109 @@ def test_automatic_casts_to_bfloat16_do_nothing() -> None:
 
 def test_a_module_in_float32_is_left_as_it_is() -> None:
     module, args = nn.Linear(2, 2), (torch.ones(1, 2),)
-    assert widened(module, args, {}) == (args, {}, ()) and type(module) is nn.Linear
+    assert widened(module, args, {}) == (args, {}, None, ()) and type(module) is nn.Linear
 
 
-def test_an_exported_program_in_bfloat16_is_refused(tmp_path: Path) -> None:
-    program = torch.export.export(
-        Inside(), example(), dynamic_shapes=({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
+class OnGpu(Inside):
+    """The same in regions that are those of a GPU, one of which ends the other."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, WIDTH)."""
+        with torch.autocast("cuda"):
+            q, k, v = self.project(x).chunk(3, -1)
+            with torch.autocast("cuda", enabled=False):
+                q, k = q.float().relu() + 0.1, k.float().relu() + 0.1
+                scores = torch.einsum("btd,bsd->bts", q, k).tril()
+            return (scores @ v / scores.sum(-1, keepdim=True)).float()
+
+
+class OnCpu(Inside):
+    """The same in regions of the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, WIDTH)."""
+        with torch.autocast("cpu", self.low):
+            q, k, v = self.project(x).chunk(3, -1)
+            q, k = q.relu() + 0.1, k.relu() + 0.1
+            scores = torch.einsum("btd,bsd->bts", q, k).tril()
+            return (scores @ v / scores.sum(-1, keepdim=True)).float()
+
+
+HALF = torch.float16
+GIVEN: dict[str, tuple[Callable[[], nn.Module], torch.dtype, str]] = {
+    "weights": (lambda: Inside(HALF).half(), HALF, "float16"),
+    "code": (lambda: Inside(HALF), torch.float32, "float16"),
+    "bfloat16 weights": (lambda: Inside().bfloat16(), torch.bfloat16, "bfloat16"),
+    "regions": (lambda: OnCpu(HALF), torch.float32, "float16"),
+    "bfloat16 regions": (OnCpu, torch.float32, "bfloat16"),
+    "regions of a GPU": (OnGpu, torch.float32, "float16"),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_references_are_the_module_as_given_and_the_same_in_float32(kind: str) -> None:
+    build, taken, name = GIVEN[kind]
+    (x,) = example()
+    loaded = load_module((build(), (x.to(taken),)), "half:module")
+    assert loaded.given is not None and loaded.given.name == name
+    exact = Inside(torch.float32).double()
+    exact.low = torch.float64
+    if taken != torch.float32:
+        exact.load_state_dict({n: t.double() for n, t in build().state_dict().items()})
+        x = x.to(taken).float()
+    expected = exact(x.double()).detach().numpy()
+    given, single, double = (
+        Reference(loaded, dtype)(((x.to(loaded.args[0].dtype),), {}))[0]
+        for dtype in (loaded.given.dtype, torch.float32, torch.float64)
     )
-    torch.export.save(program, tmp_path / "a.pt2")
-    with pytest.raises(UnsupportedModelError, match=r"bfloat16.*Export it in float32"):
-        linexport.convert(tmp_path / "a.pt2", tmp_path / "out", bench=False, threads=1)
+    size = np.abs(expected).max()
+    assert np.abs(double - expected).max() < 1e-12 * size
+    assert np.abs(single - expected).max() < 1e-5 * size and single.dtype == np.float32
+    assert 1e-5 * size < np.abs(given - expected).max() < 5e-2 * size
+    if kind != "regions of a GPU":
+        as_written = build()(x.to(taken)).detach().float().numpy()
+        np.testing.assert_array_equal(given.astype(np.float32), as_written)
+
+
+def test_regions_of_a_gpu_that_are_switched_off_are_none() -> None:
+    class Off(Inside):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.cuda.amp.autocast(enabled=False):
+                return super().forward(x)
+
+    assert as_given(Off(torch.float32).eval(), example(), {}) is None
+    found = as_given(OnGpu().eval(), (), {"x": example()[0]})
+    assert isinstance(found, AsGiven) and found.on_gpu and not found.is_kept
+
+
+@pytest.mark.parametrize("module", [Inside(), Methods(), Automatic(), Inside().bfloat16()])
+def test_an_exported_program_in_bfloat16_is_converted_in_float32(module: nn.Module) -> None:
+    module = module.eval()
+    (x,) = (x.to(next(module.parameters()).dtype) for x in example())
+    dims = ({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
+    loaded = load_object(torch.export.export(module, (x,), dynamic_shapes=dims))
+    assert loaded.given is not None and "bfloat16" in loaded.warnings[0]
+    traced = trace(loaded)
+    assert onnx.TensorProto.BFLOAT16 not in {
+        v.type.tensor_type.elem_type for v in traced.graph.graph.value_info
+    }
+    args, _, _, _ = widened(module, (x,), {})
+    torch.testing.assert_close(loaded.module(*loaded.args), module(*args))
+    x = torch.randn(3, 7, WIDTH)
+    torch.testing.assert_close(loaded.module(x), module(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["weights", "bfloat16 regions", "regions of a GPU"])
+def test_artifacts_are_compared_in_half_precision_and_in_float32(kind: str, tmp_path: Path) -> None:
+    build, taken, name = GIVEN[kind]
+    model = load_module((build(), (example()[0].to(taken),)), "half:module")
+    manifest = linexport.convert(model, tmp_path / "a", target="onnx", bench=False, threads=1)
+    assert manifest.parity is not None and manifest.fused["LinearAttention"] == 1
+    assert {c.reference for c in manifest.parity.cases} == {name, "float32", "float64"}
+    kept = name == "float16" and kind != "regions of a GPU"
+    assert manifest.outputs[0].dtype == ("float16" if kept else "float32")
+    assert (manifest.parity.max_relative_error < 5e-5) is not kept
