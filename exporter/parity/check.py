@@ -369,9 +369,7 @@ def _with_half(
         return _without_half(half, run, case, expected, parity, beyond)
     lost = [apart(a, b) for a, b in pairs]
     between = [of_half.between(x) for x in lost]
-    own = ReferenceOutput(
-        half.name, outputs, between, expected[0].denominator, tolerance=of_half
-    )
+    own = ReferenceOutput(half.name, outputs, between, expected[0].denominator, tolerance=of_half)
     if not tolerance.is_half:
         return [*expected, own]
     return [*(replace(e, rounding=lost) for e in expected), own]

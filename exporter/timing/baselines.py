@@ -22,8 +22,8 @@ from linexport.sources.loaded_model import LoadedModel
 from linexport.sources.memory_map import memory_map_weights, unmap_weights
 from linexport.system import memory
 from linexport.system.npz import save_npz
-from linexport.system.torch_internals.trees import pytree
 from linexport.system.torch_internals.compiled import functions_uncompiled
+from linexport.system.torch_internals.trees import pytree
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.runtime.providers import CPU

@@ -17,13 +17,13 @@ from onnx import inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import Shape
+from linexport.graph.retyped import BFLOAT16, has_bfloat16, retyped
 from linexport.graph.walk import all_graphs
 from linexport.plugins.ops.op import DOMAIN
 from linexport.sources.loaded_model import OnnxGraph
 from linexport.sources.onnx_file.document import read
 from linexport.sources.onnx_file.dynamic_shapes import inputs
 from linexport.sources.onnx_file.external import load_external_data
-from linexport.graph.retyped import BFLOAT16, has_bfloat16, retyped
 from linexport.trace.metadata import drop_metadata, source_lines
 from linexport.trace.old_operators import raised
 from linexport.trace.shape_probe import observe

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.parity.reference.module import Reference
-from linexport.sources.half_precision import AsGiven, as_given, widened
 from linexport.sources.factory import load_module
+from linexport.sources.half_precision import AsGiven, as_given, widened
 from linexport.sources.objects import load_object
 from linexport.trace import trace
 from tests.support.independent import Independent, check_independently

@@ -30,8 +30,8 @@ class Reference:
 
     In another precision it is a copy, and in float64 what the module says to compute in float32 is
     computed in float64, too. A module that computes in half precision is run as it was given in
-    that, and as ``in_float32`` makes it in others. Weights that are memory-mapped, as those of the copy are, leave
-    memory when the part of the module that has them is done.
+    that, and as ``in_float32`` makes it in others. Weights that are memory-mapped, as those of the
+    copy are, leave memory when the part of the module that has them is done.
 
     Attributes:
         denominator: smallest |denominator| of normalised linear attention in the last run, NaN if

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.retyped import BFLOAT16, has_bfloat16, retyped
 from linexport.sources.files import refuse
 from linexport.sources.loaded_model import LoadedModel, OnnxGraph, Source
 from linexport.sources.onnx_file.document import counts, custom_operators, overridable, read
 from linexport.sources.onnx_file.external import data_files, digest, weights_with_nan
 from linexport.sources.onnx_file.random_ops import reject_nondeterminism
-from linexport.graph.retyped import BFLOAT16, has_bfloat16, retyped
 
 
 def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:

@@ -15,8 +15,8 @@ from onnx import TensorProto
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph import external_data
-from linexport.sources.files import first_line
 from linexport.graph.retyped import BFLOAT16, DOUBLE, HALF, Kinds, has_bfloat16, retyped
+from linexport.sources.files import first_line
 from linexport.system.time_limit import opening, watched
 from linexport.system.torch_internals.modules import Change, ConvertibleModule
 

@@ -1,0 +1,129 @@
+"""ReLU attention of images in float16, as EfficientViT, SANA and DC-AE have it, at large values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnxruntime import InferenceSession
+from torch import Tensor, nn
+from torch.export import Dim
+
+import linexport
+from linexport.passes.rewriting import rewrite
+from linexport.plugins.ops.registry import attach_functions
+from linexport.sources.factory import load_module
+from linexport.trace import trace
+from tests.support.runtimes import session
+
+HEADS, WIDTH, EPS = 2, 4, 1e-15
+CHANNELS = 3 * HEADS * WIDTH
+DYNAMIC = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+
+
+class OnesRow(nn.Module):
+    """(B, C, H, W), values with a row of ones behind them: EfficientViT's LiteMLA."""
+
+    wide = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3 HEADS WIDTH, H, W) -> (B, HEADS, WIDTH, H W)."""
+        q, k, v = x.reshape(x.shape[0], HEADS, 3 * WIDTH, -1).chunk(3, 2)
+        q, k = F.relu(q), F.relu(k)
+        if self.wide:
+            q, k, v = q.float(), k.float(), v.float()
+        v = F.pad(v, (0, 0, 0, 1), value=1.0)
+        out = (v @ k.mT) @ q
+        return (out[:, :, :-1] / (out[:, :, -1:] + EPS)).to(x.dtype)
+
+
+class Widened(OnesRow):
+    """The same with sums in float32, as SANA's processor has them."""
+
+    wide = True
+
+
+class Separate(nn.Module):
+    """The denominator as a sum of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3 HEADS WIDTH, H, W) -> (B, HEADS, WIDTH, H W)."""
+        q, k, v = x.reshape(x.shape[0], HEADS, 3 * WIDTH, -1).chunk(3, 2)
+        q, k = F.relu(q).mT, F.relu(k)
+        sums = q @ k.sum(-1, keepdim=True)
+        return (q @ (k @ v.mT) / (sums + EPS)).mT
+
+
+def oracle(x: np.ndarray) -> np.ndarray:
+    q, k, v = np.split(x.astype(np.float64).reshape(len(x), HEADS, 3 * WIDTH, -1), 3, 2)
+    scores = np.maximum(q, 0).swapaxes(2, 3) @ np.maximum(k, 0)
+    out = scores @ v.swapaxes(2, 3) / (scores.sum(-1, keepdims=True) + EPS)
+    return out.swapaxes(2, 3)
+
+
+def image(seed: int, size: float, rows: int, columns: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((2, CHANNELS, rows, columns))
+    return (size * (np.abs(x) + 0.05 * np.sign(x) if seed % 2 else x)).astype(np.float16)
+
+
+FUSED: dict[tuple[type[nn.Module], bool], InferenceSession] = {}
+
+
+def fused(kind: type[nn.Module], dynamic: bool) -> InferenceSession:
+    """Return a session of a module whose attention is one operator, in float16."""
+    if (kind, dynamic) not in FUSED:
+        example = torch.from_numpy(image(0, 1.0, 8, 6))
+        shapes = (DYNAMIC,) if dynamic else ({0: Dim.DYNAMIC},)
+        traced = trace(load_module((kind().half(), (example,), shapes), "half:relu"))
+        found = rewrite(traced.model)
+        (node,) = (n for n in found.model.graph.node if n.op_type == "LinearAttention")
+        given = {a.name: a for a in node.attribute}
+        assert given["normalize"].i == 1 and given["eps"].f == pytest.approx(EPS, rel=1e-6)
+        assert given["q_num_heads"].i == given["kv_num_heads"].i == HEADS
+        assert not found.findings.rejected
+        attach_functions(found.model)
+        FUSED[kind, dynamic] = session(found.model)
+    return FUSED[kind, dynamic]
+
+
+@pytest.mark.parametrize("kind", [OnesRow, Widened, Separate])
+@pytest.mark.parametrize("dynamic", [True, False])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**16), size=st.sampled_from([0.1, 1.0, 30.0, 200.0, 3000.0]))
+def test_relu_attention_in_float16_is_that_of_float64(
+    kind: type[nn.Module], dynamic: bool, seed: int, size: float
+) -> None:
+    x = image(seed, size, *((17, 40) if dynamic else (8, 6)))
+    opened = fused(kind, dynamic)
+    (got,) = opened.run(None, {opened.get_inputs()[0].name: x})
+    expected = oracle(x)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_the_original_overflows_at_200() -> None:
+    x = torch.from_numpy(image(0, 200.0, 17, 40))
+    assert not OnesRow()(x).isfinite().all() and OnesRow()(x.float()).isfinite().all()
+
+
+@pytest.mark.slow
+def test_an_original_that_overflows_is_compared_in_float32_which_is_said(tmp_path: Path) -> None:
+    example = torch.from_numpy(image(0, 1.0, 16, 12))
+    scaled = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False), OnesRow())
+    with torch.no_grad():
+        scaled[0].weight.copy_(200 * torch.eye(CHANNELS)[..., None, None])
+    model = load_module((scaled.half(), (example,), (DYNAMIC,)), "half:overflow")
+    manifest = linexport.convert(model, tmp_path / "a", target="onnx", bench=False, threads=1)
+    assert manifest.fused["LinearAttention"] == 1 and manifest.parity.passed
+    said = "The original overflows in float16 on the random inputs"
+    alone = "there the artifact is compared with its float32 computation alone"
+    assert any(w.startswith(said) and alone in w for w in manifest.warnings)
+    assert said in (tmp_path / "a" / "report.html").read_text()
+    large = [c for c in manifest.parity.cases if c.name == "random" and c.length > 100]
+    assert large and {c.reference for c in large} == {"float32", "float64"}
