@@ -25,6 +25,7 @@ from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes
 from linexport.system.torch_internals.exports import LOGS, control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
+from linexport.trace.branches import at_other_length, left_by_next
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporter_state import exporting
@@ -71,6 +72,9 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     if rolled is None and _is_limited(loaded, program):
         rolled = _of_few_steps(loaded) if _slices(loaded) else None
         rolled = rolled or _of_own_scans(loaded)
+        left = left_by_next(program)
+        if rolled is None and left:
+            rolled = at_other_length(loaded, left, _export)
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
@@ -104,20 +108,7 @@ def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> b
     _, dims, known = name_symbols(program, loaded.dynamic_shapes)
     if length_warnings(loaded.dynamic_shapes, dims, known):
         return True
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    found = (s for v in values for s in getattr(v, "shape", ()) if isinstance(s, torch.SymInt))
-    size = next(found, None)
-    return size is not None and _has_other_guards(size)
-
-
-def _has_other_guards(size: torch.SymInt) -> bool:
-    """Return whether what torch saw of sizes, and does not state, is not so of the next ones."""
-    for guard in sizes.guards(size):
-        numbers = {s: sizes.example(size, s) for s in guard.free_symbols}
-        following = {s: n + 1 for s, n in numbers.items() if n is not None}
-        if len(following) == len(numbers) and str(guard.subs(following)) == "False":
-            return True
-    return False
+    return bool(left_by_next(program))
 
 
 def frozen(

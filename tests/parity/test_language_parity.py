@@ -79,7 +79,7 @@ def check(
     tested: Any = SimpleNamespace(
         packed=False,
         loaded=SimpleNamespace(
-            module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None
+            module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None, given=None
         ),
         open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
         open_changed=None,

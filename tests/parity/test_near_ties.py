@@ -101,7 +101,7 @@ def checked(margin: float, by: float, error: float = 0.0) -> parity.Parity:
     tested: Any = SimpleNamespace(
         packed=False,
         loaded=SimpleNamespace(
-            module=module, language=LanguageFacts(VOCABULARY, 100, ()), vision=None
+            module=module, language=LanguageFacts(VOCABULARY, 100, ()), vision=None, given=None
         ),
         open=opened,
         open_changed=opened,

@@ -194,7 +194,10 @@ def checked(original: nn.Module, artifact: nn.Module, seed: int = 0) -> parity.P
     tested: Any = SimpleNamespace(
         packed=False,
         loaded=SimpleNamespace(
-            module=original, language=LanguageFacts(VOCABULARY, None, (), "base"), vision=None
+            module=original,
+            language=LanguageFacts(VOCABULARY, None, (), "base"),
+            vision=None,
+            given=None,
         ),
         open=lambda: SimpleNamespace(run=run),
         open_changed=None,
@@ -300,7 +303,7 @@ def test_two_runs_may_differ_where_the_original_was_right_by_chance(
     monkeypatch.setattr(own_rounding, "draw_inputs", lambda *_: ((x,), {}))
     tested: Any = SimpleNamespace(
         packed=False,
-        loaded=SimpleNamespace(module=module),
+        loaded=SimpleNamespace(module=module, given=None),
         input_shapes=(),
         output_names=("y",),
         tolerance=TOLERANCE,
