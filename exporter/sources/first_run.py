@@ -6,10 +6,12 @@ Buffers that it writes have their values again afterwards: the module is as the 
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -183,6 +185,13 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
     said, frame = first_line(error).rstrip("."), user_frame(error.__traceback__)
     if NO_GPU in said:
         said = "it launches a Triton kernel, which needs a GPU and has no form in PyTorch here"
+    if isinstance(error, NotImplementedError) and not str(error):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = (
+            f"{last.name} in {Path(last.filename).name}:{last.lineno} raises NotImplementedError, "
+            "without a reason: its author has not written what these options or sizes take. Give "
+            "the layer others, such as another mode"
+        )
     place = f" at {frame.filename}:{frame.lineno} ({frame.line})" if frame else ""
     return UnsupportedModelError(
         f"{name}: the model itself fails{place}: {said}. It was run on {inputs}. Correct the model "

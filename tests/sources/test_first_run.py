@@ -109,3 +109,16 @@ def test_loading_a_model_leaves_its_buffers_as_they_were() -> None:
     module = Counter()
     load_module((module, (torch.zeros(2, 4),)), "counter:make")
     assert not module.count.any() and bool((module.last == 1).all())
+
+
+def test_code_that_is_not_written_is_named() -> None:
+    class Unwritten(nn.Module):
+        def step(self, x: Tensor) -> Tensor:
+            raise NotImplementedError
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.step(x)
+
+    said = r"step in test_first_run\.py:\d+ raises NotImplementedError.*such as another mode"
+    with pytest.raises(UnsupportedModelError, match=said):
+        load_module((Unwritten(), (torch.ones(1, 2),)), "unwritten")
