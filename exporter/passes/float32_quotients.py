@@ -35,7 +35,7 @@ OF_ONE = {
     *("ReduceSum", "CumSum", "Cast", "Identity", "Expand", "Reshape", "Slice"),
     *("Split", "Squeeze", "Unsqueeze", "Transpose", "Reciprocal", "Neg"),
 }
-"""Those whose first input alone is of numbers."""
+"""Operators whose first input alone is of numbers."""
 
 HALF = np.dtype(np.float16)
 

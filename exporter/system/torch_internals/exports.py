@@ -262,7 +262,7 @@ def _config() -> TorchInternal:
 
 @contextmanager
 def control_flow_as_it_is() -> Iterator[None]:
-    """Run ``torch.cond``, ``while_loop``, ``scan`` and functions of ``torch.compile`` as they are."""
+    """Run ``torch.cond``, ``while_loop``, ``scan`` and compiled functions as they are written."""
 
     def call(
         fn: Callable[..., object], args: Sequence[TorchInternal], kwargs: Keywords | None = None
