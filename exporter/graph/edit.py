@@ -149,9 +149,9 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
         return source if named and before == after else None
     if node.op in ("Cast", "CastLike") and source is not None:
         to = _code(node.attrs["to"]) if node.op == "Cast" else element_type_of(node.inputs[1])
-        before = producer(source, "Cast")
-        if before is not None and (to, element_type_of(source)) == WIDENED:
-            source = before.inputs[0]  # float32 has every number of float16
+        cast = producer(source, "Cast")
+        if cast is not None and (to, element_type_of(source)) == WIDENED:
+            source = cast.inputs[0]  # float32 has every number of float16
         return source if to is not None and element_type_of(source) == to else None
     return None
 

@@ -16,7 +16,7 @@ below as well; it has to be chosen for inputs, and this not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -63,7 +63,7 @@ def run(graph: gs.Graph) -> PassResult:
 FLOAT = TensorProto.FLOAT
 
 
-def _is_half(outputs: list[gs.Tensor]) -> bool:
+def _is_half(outputs: Sequence[gs.Tensor]) -> bool:
     return len(outputs) == 1 and element_type_of(outputs[0]) == TensorProto.FLOAT16
 
 
@@ -93,8 +93,10 @@ def _summed(graph: gs.Graph) -> set[int]:
 def _is_weight(tensor: gs.Tensor) -> bool:
     """Return whether a value is stored, be it transposed or cast."""
     node = producer(tensor)
+    if isinstance(tensor, gs.Constant):
+        return True
     moved = node is not None and node.op in ("Transpose", "Cast", "Identity")
-    return isinstance(tensor, gs.Constant) or (moved and _is_weight(node.inputs[0]))
+    return moved and node is not None and _is_weight(node.inputs[0])
 
 
 def _is_quotient(node: gs.Node, summed: set[int]) -> bool:

@@ -71,9 +71,9 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
     if len(source) not in (2, 3, 4):
         raise UsageError(f"Found a tuple of {len(source)}. {WAYS}")
     location = name_of(original_of(source[0]))
-    module, *rest = map(_copied, source)
-    assert isinstance(module, torch.nn.Module)
-    loaded = load_module((uncompiled(module), *rest), location, whole=whole)
+    copied, *rest = map(_copied, source)
+    assert isinstance(copied, torch.nn.Module)
+    loaded = load_module((uncompiled(copied), *rest), location, whole=whole)
     return replace(loaded, source=replace(loaded.source, kind=KIND))
 
 

@@ -140,12 +140,12 @@ def test_what_the_runtime_says_is_not_a_reason(
         def run(self, *args: Any) -> Any:
             raise RuntimeError(SAID)
 
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if opened == 0:
             monkeypatch.setattr("onnxruntime.InferenceSession", broken_session)
-        return Failing() if opened and count % 2 == opened % 2 else session(*args)
+        return Failing() if opened and count % 2 == opened % 2 else session(*args, **options)
 
     def broken_session(*args: Any, **options: Any) -> Any:
         raise RuntimeError(SAID)
