@@ -30,7 +30,9 @@ from typing import Any
 import measurement
 import numpy as np
 import onnx
+import real_shapes
 from onnx import TensorProto, helper, numpy_helper
+from real_shapes import Chosen
 
 from linexport.targets.base import OrtSession
 from linexport.trace.messages import innermost
@@ -85,16 +87,23 @@ def plain(model_type: str, work: Path) -> dict[str, Any]:
 
 
 def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
-    """Milliseconds of a prefill and of a step after it, of all that is measured."""
+    """Milliseconds of a prefill and of a step after it, of all that is measured.
+
+    ``model_type`` is one, or a shape, see ``real_shapes.Chosen``.
+    """
     import torch
 
     from linexport.timing.latency import Settings, interleaved
 
     torch.set_num_threads(threads)
     folder = work / "model"
-    if not folder.is_dir():
+    is_shape = ":" in model_type
+    if not folder.is_dir() and is_shape:
+        Chosen.parse(model_type).save(folder)
+    elif not folder.is_dir():
         save_model(wide(model_type), model_type, folder)
-    tokens = np.random.default_rng(0).integers(wide(model_type)["vocab_size"], size=(1, LENGTH))
+    words = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokens = np.random.default_rng(0).integers(words, size=(1, LENGTH))
     path, states = converted(folder, work)
     fused = Fused(path, states, tokens, threads)
     native = Fused(path, states, tokens, threads, native=True)
@@ -378,7 +387,7 @@ def table(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
-        if name in TINY:
+        if name in TINY or ":" in name:
             rows.append(f"| {name} | " + " | ".join(_cells(found)) + " |")
     return "\n".join(rows)
 
@@ -421,6 +430,8 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--memory", type=int, metavar="MB", help="convert a model of such weights")
     options.add_argument("--only", choices=STEPS, help="one step of each family")
+    real_shapes.add_options(options, real_shapes.LIBRARY)
+    options.add_argument("--layers", type=int, help="with --shape: so many of its layers")
     options.add_argument("--work", type=Path, help="keep wide models and plain exports there")
     given = options.parse_args()
     results: dict[str, Any] = {}
@@ -428,12 +439,14 @@ def main() -> None:
         results = measurement.read(given.json)
     steps = [
         (name, step, [str(given.threads)] if step == "speed" else [])
-        for name in given.families or ([] if given.memory else TINY)
+        for name in given.families or ([] if given.memory or given.shape else TINY)
         for step in STEPS
         if given.only in (None, step)
     ]
     if given.memory:
         steps.append((str(given.memory), "memory", []))
+    if given.shape:
+        steps.append((str(real_shapes.chosen(given)), "speed", [str(given.threads)]))
     with tempfile.TemporaryDirectory() as passing:
         for name, step, more in steps:
             if step in results.get(name, {}):

@@ -1,10 +1,12 @@
 """Memory of a conversion to int4, stage by stage, of a bfloat16 checkpoint with random weights.
 
     python tools/bench_memory.py [MODEL_TYPE] [--width 1024] [--layers 12] [--vocabulary 32000]
-                                 [--proof whole|layers] [--limit MIB] [--json FILE]
+                                 [--weights int4] [--proof whole|layers] [--limit MIB] [--json FILE]
+    python tools/bench_memory.py --shape qwen3.5-0.8b [--layers 4]
 
 Memory of the process is sampled every 5 ms, in MiB: what is its own, and pages of files that are
-mapped, which leave when others need them. ``--limit`` converts in a control group that has no more
+mapped, which leave when others need them. Beside it are seconds of the clock at which a stage
+begins, and those that processors work in it, which other programs do not lengthen by much. ``--limit`` converts in a control group that has no more
 than this, pages of files among it. Runs are added to those in FILE.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import measurement
+import real_shapes
 from bench_weights import sized
 
 from linexport.system.control_groups import control_groups
@@ -33,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.families import TINY
 
 MIB = 2**20
+LAYERS = 12
 EVERY = 0.005
 
 
@@ -58,10 +63,17 @@ class Sampled(Silent):
         threading.Thread(target=self._sample, daemon=True).start()
 
     def _begin(self, name: str) -> None:
-        if self.stages:
-            print(line(self.stages[-1]), file=sys.stderr, flush=True)
+        self.end()
         seconds = round(time.perf_counter() - self.begun, 1)
-        self.stages.append({"name": name, "own": 0.0, "all": 0.0, "at": seconds})
+        self._used = processor()
+        row = {"name": name, "own": 0.0, "all": 0.0, "at": seconds, "processor": 0.0}
+        self.stages.append(row)
+
+    def end(self) -> None:
+        """Close the stage that is running."""
+        if self.stages:
+            self.stages[-1]["processor"] = round(processor() - self._used, 1)
+            print(line(self.stages[-1]), file=sys.stderr, flush=True)
 
     def _sample(self) -> None:
         while True:
@@ -83,7 +95,16 @@ class Sampled(Silent):
 
 def line(row: dict[str, Any]) -> str:
     """Return when a stage began, and its largest memory."""
-    return f"{row['at']:8.1f} s {row['own']:6.0f} {row['all']:6.0f} MiB  {row['name']}"
+    numbers = (
+        f"{row['at']:8.1f} s {row['processor']:7.1f} s {row['own']:6.0f} {row['all']:6.0f} MiB"
+    )
+    return f"{numbers}  {row['name']}"
+
+
+def processor() -> float:
+    """Return the seconds that processors have worked for this process and its ended children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def resident() -> tuple[float, float]:
@@ -94,17 +115,18 @@ def resident() -> tuple[float, float]:
     return own / 1024, (files + shared) / 1024
 
 
-def convert(folder: Path, output: Path, proof: str, threads: int) -> dict[str, Any]:
+def convert(folder: Path, output: Path, weights: str, proof: str, threads: int) -> dict[str, Any]:
     """Convert in this process, as the program does."""
     import linexport
     from linexport.system import memory
 
     memory.own_process()
     shown = Sampled()
-    options: dict[str, Any] = {"weights": "int4", "bench": False, "threads": threads}
+    options: dict[str, Any] = {"weights": weights, "bench": False, "threads": threads}
     if proof:
         options["proof"] = proof
     manifest = linexport.convert(folder, output, progress=shown, **options)
+    shown.end()
     seconds = round(time.perf_counter() - shown.begun)
     stages = [{**r, "own": round(r["own"]), "all": round(r["all"])} for r in shown.stages]
     return {
@@ -113,6 +135,7 @@ def convert(folder: Path, output: Path, proof: str, threads: int) -> dict[str, A
         "own": max(row["own"] for row in stages),
         "all": max(row["all"] for row in stages),
         "seconds": seconds,
+        "processor": round(sum(row["processor"] for row in stages)),
         "load": round(os.getloadavg()[0], 1),
         "stages": [row for row in stages if row["all"]],
     }
@@ -140,8 +163,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("family", nargs="?", default="qwen3_5_text", help=", ".join(TINY))
     options.add_argument("--width", type=int, default=1024)
-    options.add_argument("--layers", type=int, default=12)
+    options.add_argument("--layers", type=int, help="12, or those of the shape")
+    real_shapes.add_options(options)
     options.add_argument("--vocabulary", type=int, default=32000)
+    options.add_argument("--weights", default="int4", help="those of linexport convert")
     options.add_argument("--proof", default="", help="that of linexport convert")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--limit", type=int, help="MiB of memory that there are")
@@ -150,13 +175,23 @@ def main() -> None:
     options.add_argument("--alone", help=argparse.SUPPRESS)
     measurement.add_option(options)
     given = options.parse_args()
+    shape = real_shapes.chosen(given)
     with tempfile.TemporaryDirectory() as work:
         folder = given.model or Path(work) / "model"
         if given.alone:
-            print(json.dumps(convert(folder, Path(work) / "artifact", given.proof, given.threads)))
+            print(
+                json.dumps(
+                    convert(
+                        folder, Path(work) / "artifact", given.weights, given.proof, given.threads
+                    )
+                )
+            )
             return
         if not folder.is_dir():
-            make(given.family, (given.width, given.layers, given.vocabulary), folder)
+            if shape is not None:
+                shape.save(folder)
+            else:
+                make(given.family, (given.width, given.layers or LAYERS, given.vocabulary), folder)
         if given.only_make:
             return
         command = [sys.executable, __file__, *sys.argv[1:], "--alone", "1", "--model", str(folder)]
@@ -166,7 +201,9 @@ def main() -> None:
     most = max(stages, key=lambda row: row["own"])["name"]
     run = {**found, "proof": given.proof or "whole", "limit": given.limit, "stage": most}
     earlier = measurement.read(given.json)["runs"] if given.json and given.json.exists() else []
-    measurement.write(given.json, {"family": given.family, "runs": [*earlier, run]})
+    made = given.family if shape is None else str(shape)
+    run = {**run, "weights": given.weights}
+    measurement.write(given.json, {"family": made, "runs": [*earlier, run]})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Load on ``linexport serve``: sixteen clients beside one, and thousands that are not all polite.
 
     python tools/bench_serve.py [--dim 512] [--requests 2000] [--only requests] [--json FILE]
+    python tools/bench_serve.py --shape qwen3.5-0.8b [--layers 4]
     python tools/bench_serve.py --only costly --requests 100000       a soak: about an hour
 
 The program runs as processes of its own. In turns, one client and sixteen ask a server with 16
@@ -37,6 +38,7 @@ from typing import Any
 import httpx2
 import measurement
 import numpy as np
+import real_shapes
 
 import linexport
 from linexport import models
@@ -419,17 +421,24 @@ def main() -> None:
     """Print both measurements; exit 1 where a text was wrong or a slot was left."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--dim", type=int, default=512)
+    real_shapes.add_options(options)
+    options.add_argument("--layers", type=int, help="with --shape: so many of its layers")
     options.add_argument("--requests", type=int, default=2000)
     options.add_argument("--rate", type=float, default=RATE, help="arrivals a second")
     options.add_argument("--seed", type=int, default=0, help="of the arrivals")
     options.add_argument("--only", choices=("clients", "requests", "costly"))
     measurement.add_option(options)
     given = options.parse_args()
+    shape = real_shapes.chosen(given)
     result: dict[str, Any] = {"dim": given.dim, "tokens": TOKENS}
+    if shape is not None:
+        result = {"shape": str(shape), "tokens": TOKENS}
+        given.only = "clients"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if given.only not in ("requests", "costly"):
-            times = throughput(artifact(folder, given.dim), folder)
+            made = artifact(folder, given.dim) if shape is None else shaped(folder, shape)
+            times = throughput(made, folder)
             for name, numbers in times.items():
                 print(name, {key: round(value, 2) for key, value in numbers.items()})
             result["times"] = times
@@ -455,6 +464,15 @@ def artifact(folder: Path, dim: int) -> Path:
     source, place = folder / f"{dim}.pt", folder / str(dim)
     config = {"dim": dim, "num_heads": max(2, dim // 64), "layers": LAYERS}
     models.save(models.build("language_model", config), source)
+    linexport.convert(source, place, bench=False)
+    return place
+
+
+def shaped(folder: Path, shape: real_shapes.Chosen) -> Path:
+    """Convert a model of a public shape with random weights."""
+    source, place = folder / "model", folder / "shaped"
+    shape.save(source)
+    real_shapes.save_tokenizer(shape.vocabulary, source)
     linexport.convert(source, place, bench=False)
     return place
 

@@ -1,6 +1,7 @@
 """Weights in fewer bits: a decode step and a prefill beside float32, eager PyTorch and products.
 
     python tools/bench_weights.py [MODEL_TYPE ...] [--width 1024] [--layers 12] [--json FILE]
+    python tools/bench_weights.py --shape qwen3.5-0.8b [--layers 4]
 
 A model of every type is made with random weights and converted. Its step after 512 tokens, and the
 512 tokens at once, are timed in one run, in turns: eager PyTorch, the float32 artifact, those with
@@ -31,6 +32,7 @@ from typing import Any
 import measurement
 import numpy as np
 import onnx
+import real_shapes
 from bench_families import Eager
 from onnx import TensorProto, helper, numpy_helper
 
@@ -45,7 +47,7 @@ from linexport.targets.base import OrtSession
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.families import FOUR, TINY, save_model, wide
 
-LENGTH = 512
+LENGTH, LAYERS = 512, 12
 BITS = {"float32": None, "int8": 8, "int4": 4}
 FAMILIES = ("qwen3_5_text", "mamba2", "kimi_linear")
 FUNCTIONS = "int4 by functions"
@@ -250,21 +252,30 @@ def products(
 
 
 def measure(
-    model_type: str,
+    save: Callable[[Path], object],
     work: Path,
-    sizes: tuple[int, int, int],
+    vocabulary: int,
     threads: int,
     clock: Callable[[], float],
     profile: bool,
 ) -> dict[str, Any]:
-    """Return milliseconds of a step and of a prefill by who computes them, and sizes of files."""
+    """Return milliseconds of a step and of a prefill by who computes them, and sizes of files.
+
+    Args:
+        save: saves the model in a folder.
+        work: a folder for files.
+        vocabulary: of the model.
+        threads: of everything that is measured.
+        clock: seconds.
+        profile: print where a step's time goes.
+    """
     import torch
 
     torch.set_num_threads(threads)
     folder = work / "model"
     if not folder.is_dir():
-        save_model(sized(model_type, *sizes), model_type, folder)
-    tokens = np.random.default_rng(0).integers(3, sizes[2], size=(1, LENGTH))
+        save(folder)
+    tokens = np.random.default_rng(0).integers(3, vocabulary, size=(1, LENGTH))
     own = Converted(folder, work, tokens, threads)
     if profile:
         print(profiled(own.files["int4"], own.runs["int4"], threads), file=sys.stderr)
@@ -346,7 +357,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("families", nargs="*", metavar="MODEL_TYPE", help=", ".join(TINY))
     options.add_argument("--width", type=int, default=1024)
-    options.add_argument("--layers", type=int, default=12)
+    options.add_argument("--layers", type=int, help=f"{LAYERS}, or those of the shape")
+    real_shapes.add_options(options, real_shapes.LIBRARY)
     options.add_argument("--vocabulary", type=int, default=32000)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--profile", action="store_true", help="print the time of each operator")
@@ -356,17 +368,27 @@ def main() -> None:
     options.add_argument("--alone", help=argparse.SUPPRESS)
     measurement.add_option(options)
     given = options.parse_args()
-    sizes = (given.width, given.layers, given.vocabulary)
+    shape = real_shapes.chosen(given)
+    sizes = (given.width, given.layers or LAYERS, given.vocabulary)
     if given.alone:
         [name] = given.families
         work = Path(given.alone)
         clock = time.process_time if given.processor_time else time.perf_counter
-        print(json.dumps(measure(name, work, sizes, given.threads, clock, given.profile)))
+        words = sizes[2] if shape is None else shape.vocabulary
+
+        def save(folder: Path) -> None:
+            if shape is not None:
+                shape.save(folder)
+            else:
+                save_model(sized(name, *sizes), name, folder)
+
+        print(json.dumps(measure(save, work, words, given.threads, clock, given.profile)))
         return
-    results: dict[str, Any] = {"width": sizes[0], "layers": sizes[1], "vocabulary": sizes[2]}
-    results |= {"threads": given.threads, "processor_time": given.processor_time}
+    results: dict[str, Any] = {"threads": given.threads, "processor_time": given.processor_time}
+    if shape is None:
+        results |= {"width": sizes[0], "layers": sizes[1], "vocabulary": sizes[2]}
     results["families"] = {}
-    for name in given.families or FAMILIES:
+    for name in [str(shape)] if shape is not None else given.families or FAMILIES:
         with tempfile.TemporaryDirectory() as work:
             command = [sys.executable, __file__, *sys.argv[1:], "--alone", work]
             command = [word for word in command if word not in given.families] + [name]

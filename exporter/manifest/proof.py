@@ -184,6 +184,29 @@ class LayerRecord:
 
 
 @dataclass(frozen=True)
+class HeadRecord:
+    """A language model's head beside the original's, where cases compare its hidden states.
+
+    Attributes:
+        passed: logits are within tolerance at every position at which they were computed.
+        positions: those, drawn over all cases, and where hidden states differ by more than the
+            bound allows.
+        tokens: tokens of all cases, at each of which hidden states were compared.
+        bound: what hidden states can move logits by at any other position, relative to the largest
+            logit.
+        max_relative_error: largest difference of logits over the largest of the original.
+        max_absolute_error: largest difference.
+    """
+
+    passed: bool
+    positions: int
+    tokens: int
+    bound: float | None
+    max_relative_error: float | None
+    max_absolute_error: float | None
+
+
+@dataclass(frozen=True)
 class ParityRecord:
     """The artifact's outputs compared with the original's over all cases.
 
@@ -201,6 +224,7 @@ class ParityRecord:
         layers: of a proof by layers, in which the whole was not run; else empty.
         padded_original: largest error of the original's own padded rows against each row alone, for
             a language model; None where they were not run. The artifact follows the row alone.
+        head: of a language model of many words, whose cases compare hidden states; else None.
     """
 
     passed: bool
@@ -215,6 +239,7 @@ class ParityRecord:
     histogram: HistogramRecord = field(repr=False)
     layers: tuple[LayerRecord, ...] = ()
     padded_original: float | None = None
+    head: HeadRecord | None = None
 
 
 @dataclass(frozen=True)

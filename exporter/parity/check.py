@@ -22,6 +22,7 @@ from linexport.manifest.proof import (
     CaseRecord,
     DenominatorRecord,
     GreedyRecord,
+    HeadRecord,
     HistogramRecord,
     LayerRecord,
     ParityRecord,
@@ -172,12 +173,13 @@ class Parity:
     greedy: GreedyRecord | None = None
     layers: list[LayerRecord] = field(default_factory=list)
     padded_original: float | None = None
+    head: HeadRecord | None = None
 
     @property
     def passed(self) -> bool:
         """Every case that could be run passed, and there was one; so did greedy decoding."""
-        greedy = self.greedy is None or self.greedy.passed
-        return bool(self.cases) and all(case.passed for case in self.cases) and greedy
+        parts = [one.passed for one in (self.greedy, self.head) if one is not None]
+        return bool(self.cases) and all(case.passed for case in self.cases) and all(parts)
 
     def record(self) -> ParityRecord:
         """The outcome as the manifest holds it."""
@@ -196,6 +198,7 @@ class Parity:
             histogram=HistogramRecord(tuple(EDGES.tolist()), tuple(self.counts.tolist())),
             layers=tuple(self.layers),
             padded_original=self.padded_original,
+            head=self.head,
         )
 
     def add_padded(self, error: float | None) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.parity.cases import MAGNITUDES, Case, draw_inputs, plan_cases
 from linexport.parity.check import ModelUnderTest
+from linexport.parity.language.split import split_model
 from linexport.parity.noise.own_rounding import compare_runs
 from linexport.parity.reference.module import feeds
 from linexport.parity.streams.check import check_streaming
@@ -54,6 +55,20 @@ def check_library(
         return not_run("functions", NOT_BUILT)
     if not by_library(with_library.open()):
         return not_run("functions", UNKNOWN_NODE)
+    parts = split_model(tested), split_model(with_library)
+    if parts[0] is not None and parts[1] is not None:
+        found = _checked(parts[0].decoder, parts[1].decoder, functions, seed)
+        if found.passed:
+            return found
+    return _checked(tested, with_library, functions, seed)
+
+
+def _checked(
+    tested: ModelUnderTest,
+    with_library: ModelUnderTest,
+    functions: ParityRecord | None,
+    seed: int,
+) -> LibraryRecord:
     expected = _by_functions(tested, _cases(tested, seed))
     session = with_library.open()
     with_library = replace(with_library, open=lambda: session)

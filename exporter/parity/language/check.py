@@ -21,6 +21,7 @@ Outputs of padded tokens have no meaning and are left out.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -58,6 +59,7 @@ from linexport.parity.language.prompts import (
     plan_prompts,
 )
 from linexport.parity.language.rows_alone import choices_by_row, run_alone, run_batch
+from linexport.parity.language.split import SplitModel, split_model
 from linexport.parity.noise import random_rounding
 from linexport.parity.noise.float32_error import apart, apart_by_row
 from linexport.parity.noise.padding import padded_error
@@ -67,9 +69,11 @@ from linexport.parity.routing.choices import recording
 from linexport.parity.routing.near_ties import Decided, Deciding, NearTies, decide, notes, run_alike
 from linexport.parity.streams.side_by_side import run_side_by_side
 from linexport.parity.tolerances import MAX_EXCUSED_SHARE, Tolerance
-from linexport.sources.loaded_model import LoadedModel
+from linexport.sources.loaded_model import LanguageFacts, LoadedModel
 from linexport.system import memory
 from linexport.targets import InferenceSession
+
+log = logging.getLogger(__name__)
 
 PROMPT, GREEDY_STEPS = 16, 128
 
@@ -125,47 +129,52 @@ class _Written:
 def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact.
 
+    One of many words is compared in two parts, see ``split``; where that fails, as a whole.
+
     Raises:
         NothingComparedError: the original's outputs are not finite anywhere.
     """
-    language = tested.loaded.language
-    assert language is not None
-    continued = bool(tested.states)
-    behind = tested.behind_at_once
-    behind = behind if 4 * behind * language.vocabulary <= LOGITS else 0
-    planned = partial(plan_prompts, behind=behind, packed=tested.packed)
-    trials = planned(tested.dims, language.context, seed, tested.chosen, continued)
-    original = _Original(tested.loaded, torch.float32)
-    prompts = [trial.prompt(language.vocabulary) for trial in trials]
-    expected = [original.run_reference(prompt) for prompt in prompts]
-    double = cache(lambda: Reference(tested.loaded, torch.float64))
-    padded = padded_error(trials, prompts, expected, original.reference, double)
-    del double
-    finite = any(np.isfinite(logits).any() for logits in expected)
-    require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
-    checked = _Check(_Artifact(tested, tested.open()), Parity(tested.tolerance))
-    checked.parity.add_padded(padded)
-    for trial, logits in zip(trials, expected, strict=True):
-        checked.compare(trial, logits)
-        memory.trim_memory()
-    parity, suspects = checked.parity, checked.suspects
-    written = checked.artifact.write(seed) if language.head == "causal_lm" else None
-    del checked  # and with it the session
+    parts = split_model(tested)
+    if parts is None:
+        return check_parts(tested, None, seed)
+    try:
+        found = check_parts(tested, parts, seed)
+    except Exception as error:  # whatever the module raises; the whole says what is wrong
+        log.info("hidden states are not compared: %r", error)
+        found = None
+    if found is not None and found.passed:
+        return found
+    del parts
     memory.trim_memory()
-    parity.greedy = None if written is None else _greedy([original], written, parity)
+    return check_parts(tested, None, seed)
+
+
+def check_parts(whole: ModelUnderTest, parts: SplitModel | None, seed: int) -> Parity:
+    """Compare a model, or its two parts."""
+    tested = whole if parts is None else parts.decoder
+    original = _Original(tested.loaded, torch.float32)
+    checked, writer = _on_all_trials(whole, parts, original, seed)
+    parity, suspects, output = checked.parity, checked.suspects, tested.output_names[0]
+    trials = checked.trials
+    causal = original.language.head == "causal_lm"
+    written = writer.write(seed) if causal else None
+    del checked, writer  # and with them the session
+    memory.trim_memory()
+    greedy = partial(_greedy, parts, parity=parity)
+    parity.greedy = None if written is None else greedy([original], written)
     if suspects or _unequal(parity):
         suspects, written = _with_choices(tested, suspects, written)
-        suspects = _compared_as_decided(suspects, original, parity, tested.output_names[0])
+        suspects = _compared_as_decided(suspects, original, parity, output)
         if written and written.choices:
-            parity.greedy = _greedy([original], written, parity)
-    if tested.loaded.vision is not None:
-        check_images(tested, parity, seed)
+            parity.greedy = greedy([original], written)
+    if whole.loaded.vision is not None:
+        check_images(whole, parity, seed)
     if suspects or _unequal(parity):
         try:
             second = _Original(tested.loaded, getattr(torch, tested.tolerance.second))
-            _recheck(suspects, (original, second), parity, tested.output_names[0])
+            _recheck(suspects, (original, second), parity, output)
             if written and _unequal(parity):
-                parity.greedy = _greedy([original, second], written, parity)
+                parity.greedy = greedy([original, second], written)
         except Exception as error:
             parity.notes.append(f"No {tested.tolerance.second} reference: {error}")
     parity.notes.extend(notes(parity.ties))
@@ -173,6 +182,42 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     failed = (t.case for t, c in outcomes if not c.passed and len(t.pieces) == 1)
     parity.failed = next(failed, None)
     return parity
+
+
+def _on_all_trials(
+    whole: ModelUnderTest, parts: SplitModel | None, original: _Original, seed: int
+) -> tuple[_Check, _Artifact]:
+    """Run the original and then the artifact on every case.
+
+    Returns:
+        What was compared, and the whole artifact, opened.
+    """
+    tested, language = whole if parts is None else parts.decoder, original.language
+    behind, continued = tested.behind_at_once, bool(tested.states)
+    width = language.vocabulary if parts is None else parts.head.in_features
+    behind = behind if 4 * behind * width <= LOGITS else 0
+    planned = partial(plan_prompts, behind=behind, packed=tested.packed)
+    trials = planned(tested.dims, language.context, seed, tested.chosen, continued)
+    prompts = [trial.prompt(language.vocabulary) for trial in trials]
+    expected = [original.run_reference(prompt) for prompt in prompts]
+    double = cache(lambda: Reference(tested.loaded, torch.float64))
+    padded = padded_error(trials, prompts, expected, original.reference, double)
+    del double
+    finite = any(np.isfinite(outputs).any() for outputs in expected)
+    require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
+    artifact = _Artifact(tested, tested.open())
+    checked = _Check(artifact, Parity(tested.tolerance), trials, parts)
+    checked.parity.add_padded(padded)
+    for trial, outputs in zip(trials, expected, strict=True):
+        checked.compare(trial, outputs)
+        memory.trim_memory()
+    if parts is None:
+        return checked, artifact
+    checked.artifact = None  # its session is not needed any more
+    del artifact
+    memory.trim_memory()
+    checked.parity.head = parts.check(original.reference, seed)
+    return checked, _Artifact(whole, whole.open())
 
 
 def _unequal(parity: Parity) -> bool:
@@ -397,6 +442,25 @@ class _Original:
         self.loaded, self.reference = loaded, Reference(loaded, dtype)
         self._known: dict[tuple[bytes, ...], np.ndarray] = {}
 
+    @property
+    def language(self) -> LanguageFacts:
+        """Facts of the model."""
+        assert self.loaded.language is not None
+        return self.loaded.language
+
+    def run_logits(
+        self, parts: SplitModel | None, prompt: Prompt, deciding: Deciding = AS_ALWAYS
+    ) -> np.ndarray:
+        """Return logits (tokens, vocabulary), as ``run_reference`` does of an original as a whole.
+
+        Args:
+            parts: the two parts of the original; None where it gives logits.
+            prompt: what is run.
+            deciding: a context in which choices are made.
+        """
+        outputs = self.run_reference(prompt, deciding)
+        return outputs if parts is None else parts.logits(self.reference, outputs)
+
     def in_float64(self) -> _Original:
         """Return one whose values of this precision are float64."""
         if self.reference.dtype == torch.float64:
@@ -419,18 +483,23 @@ class _Original:
         return found
 
 
-def _greedy(originals: Sequence[_Original], written: _Written, parity: Parity) -> GreedyRecord:
+def _greedy(
+    parts: SplitModel | None, originals: Sequence[_Original], written: _Written, parity: Parity
+) -> GreedyRecord:
     """Compare what the artifact wrote with the argmax of the original.
 
     A second original, in another precision, tells what its rounding is, which is allowed for.
+    Originals in two parts give hidden states, of which their heads make logits here.
     """
-    runs, before = [one.run_reference for one in originals], written.before
+    runs, before = [partial(one.run_logits, parts) for one in originals], written.before
     decided = _decided(runs, before, written.choices, parity)
     if decided is None or len(decided.outputs) < len(runs):
         decided = Decided([run(before) for run in runs], NearTies())
     tokens = written.prompt.tokens[:, written.length :]
-    expected, other = (_last(decided.outputs[at], before, tokens.shape) for at in (0, -1))
-    rounding = apart(expected, other)
+    expected = _last(decided.outputs[0], before, tokens.shape)
+    rounding = 0.0
+    if len(decided.outputs) > 1:
+        rounding = apart(expected, _last(decided.outputs[-1], before, tokens.shape))
     best = expected.max(-1)
     taken = np.take_along_axis(expected, tokens[..., None], -1)[..., 0]
     near = best - taken <= 2 * parity.tolerance.limit(float(np.abs(best).max()), rounding)
@@ -510,28 +579,37 @@ class _Artifact:
 class _Check:
     """One run of the artifact over all trials; what needs a second look is kept aside."""
 
-    def __init__(self, artifact: _Artifact, parity: Parity) -> None:
-        self.artifact, self.parity = artifact, parity
+    def __init__(
+        self,
+        artifact: _Artifact,
+        parity: Parity,
+        trials: Sequence[Trial],
+        parts: SplitModel | None,
+    ) -> None:
+        self.artifact: _Artifact | None = artifact
+        self.parity, self.trials, self.parts = parity, trials, parts
         self.suspects: list[_Suspect] = []
 
     def compare(self, trial: Trial, expected: np.ndarray) -> None:
         """Compare the artifact's logits of tokens that are not padding with those expected."""
-        language = self.artifact.tested.loaded.language
-        assert language is not None
-        prompt = trial.prompt(language.vocabulary)
+        artifact = self.artifact
+        assert artifact is not None and artifact.tested.loaded.language is not None
+        prompt = trial.prompt(artifact.tested.loaded.language.vocabulary)
         reason = None
         try:
-            got = self.artifact.run(prompt, trial)
+            got = artifact.run(prompt, trial)
         except Exception as error:
             got = np.zeros((0,), np.float32)
             reason = f"the artifact fails at this size: {str(error).splitlines()[0]}"
+        if self.parts is not None:
+            self.parts.keep(expected, got)
         result = compare_arrays(expected, got, self.parity.tolerance)
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and reason is None:
             place = len(self.parity.cases)
             [kept] = memory.memory_mapped([got])
             self.suspects.append(_Suspect(place, trial, prompt, expected, kept, result))
-        record = _record(trial, "float32", result, self.artifact.tested.output_names[0])
+        record = _record(trial, "float32", result, artifact.tested.output_names[0])
         if reason is not None:
             record = replace(record, reason=reason)
         self.parity.cases.append(record)

@@ -39,7 +39,7 @@ def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     graph = changed.graph
-    head = _head(graph, output)
+    head = find_head(graph, output)
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
     if head is None or INPUT in taken | {i.name for i in graph.input}:
         return model
@@ -55,15 +55,18 @@ def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     head.input[0] = kept
     graph.node.insert(index, cut)
     graph.node.insert(index, helper.make_node("Mul", [INPUT, start], [first]))
-    _forget_sizes(graph, {name for name, _ in _made_of(graph, output)})
+    _forget_sizes(graph, {name for name, _ in made_of(graph, output)})
     logits = next(o for o in graph.output if o.name == output)
     logits.type.tensor_type.shape.dim[TOKENS].dim_param = f"{INPUT}/length"
     return changed
 
 
-def _head(graph: onnx.GraphProto, output: str) -> onnx.NodeProto | None:
-    """Return the product that gives logits, of which nothing else is made; None without one."""
-    path = list(_made_of(graph, output))
+def find_head(graph: onnx.GraphProto, output: str) -> onnx.NodeProto | None:
+    """Return the product that gives logits, of which nothing else is made; None without one.
+
+    Between it and the logits are operators on each number alone: the head works on each token.
+    """
+    path = list(made_of(graph, output))
     if any(_readers(graph, name) != 1 for name, _ in path):
         return None
     _, last = path[-1] if path else ("", onnx.NodeProto())
@@ -72,7 +75,7 @@ def _head(graph: onnx.GraphProto, output: str) -> onnx.NodeProto | None:
     return last if last.op_type in PRODUCTS and tokens_first else None
 
 
-def _made_of(graph: onnx.GraphProto, output: str) -> Iterator[tuple[str, onnx.NodeProto]]:
+def made_of(graph: onnx.GraphProto, output: str) -> Iterator[tuple[str, onnx.NodeProto]]:
     """Yield values from the logits back to the head, each with the node that gives it.
 
     It ends where a node has two inputs that depend on those of the model, or does something else
