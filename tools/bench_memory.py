@@ -5,9 +5,9 @@
     python tools/bench_memory.py --shape qwen3.5-0.8b [--layers 4]
 
 Memory of the process is sampled every 5 ms, in MiB: what is its own, and pages of files that are
-mapped, which leave when others need them. Beside it are seconds of the clock at which a stage
-begins, and those that processors work in it, which other programs do not lengthen by much. ``--limit`` converts in a control group that has no more
-than this, pages of files among it. Runs are added to those in FILE.
+mapped, which leave when others need them. Before it are the second at which a stage begins, and the
+seconds that processors work in it, which other programs lengthen less. ``--limit`` converts in a
+control group that has no more than this, pages of files among it. Runs are added to those in FILE.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class Chosen:
 
     @property
     def shape(self) -> Shape:
-        """What it is called by name."""
+        """The configuration of that name."""
         return SHAPES[self.name]
 
     @property

@@ -18,6 +18,9 @@ import torch
 from linexport.graph.dims import sequence
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.language.check import GREEDY_STEPS
+from linexport.parity.language.prompts import BATCH, SEQUENCE, plan_prompts
+from linexport.parity.language.split import split_model
 from linexport.parity.reference.module import Reference
 from linexport.parity.reference.outputs import PATIENCE
 from linexport.system.progress import Progress
@@ -48,7 +51,12 @@ Sizes = Mapping[str, int]
 
 def say_comparison(shown: Progress, tested: ModelUnderTest) -> None:
     """Say how long the comparison of a model with its original takes, where that is long."""
-    seconds = comparison(tested, lambda sizes: _seconds_of_call(tested, sizes))
+    parts = split_model(tested)
+    if parts is None:
+        seconds = comparison(tested, lambda sizes: _seconds_of_call(tested, sizes))
+    else:
+        decoder = parts.decoder
+        seconds = of_prompts(decoder, lambda sizes: _seconds_of_call(decoder, sizes))
     _say(shown, "Comparing it with the original", seconds)
 
 
@@ -90,6 +98,30 @@ def comparison(tested: ModelUnderTest, seconds_of_call: Callable[[Sizes], float]
         return whole
     grown = math.log(second / seconds) / math.log(longer[first] / base[first])
     return _total(cases, first, longer, second, min(max(grown, 1.0), 2.0), min(seconds, second))
+
+
+def of_prompts(tested: ModelUnderTest, seconds_of_call: Callable[[Sizes], float]) -> float:
+    """Return about how many seconds the comparison of a language model takes.
+
+    The artifact takes about the original's time: for a token of a long prompt, and for a call.
+
+    Args:
+        tested: the model.
+        seconds_of_call: seconds of one call of the original at these sizes.
+    """
+    language = tested.loaded.language
+    assert language is not None
+    continued = bool(tested.states)
+    trials = plan_prompts(tested.dims, language.context, 0, tested.chosen, continued, sides=False)
+    prompts = [trial.prompt(language.vocabulary) for trial in trials]
+    longer = tested.dims[SEQUENCE].nearest(LONGER)
+    call = seconds_of_call({BATCH: 1, SEQUENCE: 1})
+    token = seconds_of_call({BATCH: 1, SEQUENCE: longer}) / longer
+    # Rows that differ in where their padding is are run once by the original.
+    real = sum(int(one.mask.sum()) for one in {p.key: p for p in prompts}.values())
+    fed = sum(one.mask.size for one in prompts)
+    calls = sum(len(trial.pieces) for trial in trials) + GREEDY_STEPS
+    return token * (real + fed) + call * calls
 
 
 def measurement(plan: BenchPlan, lengths: int, traced: float) -> float:

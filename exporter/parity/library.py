@@ -18,6 +18,7 @@ import numpy as np
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.parity.cases import MAGNITUDES, Case, draw_inputs, plan_cases
 from linexport.parity.check import ModelUnderTest
+from linexport.parity.language.prompts import PROMPT_LENGTHS, SEQUENCE
 from linexport.parity.language.split import split_model
 from linexport.parity.noise.own_rounding import compare_runs
 from linexport.parity.reference.module import feeds
@@ -125,7 +126,14 @@ def record(
 
 
 def _cases(tested: ModelUnderTest, seed: int) -> list[Case]:
-    return plan_cases(tested.dims, tested.traced, False, seed, tested.input_shapes, tested.chosen)
+    """Return the sizes to compare at; the longest of a language model is that of its parity."""
+    cases = plan_cases(tested.dims, tested.traced, False, seed, tested.input_shapes, tested.chosen)
+    longest = max(PROMPT_LENGTHS)
+    if tested.loaded.language is None or tested.chosen.lengths:
+        return cases
+    long = [case for case in cases if case.sizes[SEQUENCE] > longest]
+    shorter = [replace(case, sizes={**case.sizes, SEQUENCE: longest}) for case in long]
+    return [*(case for case in cases if case not in long), *shorter]
 
 
 def _inputs(tested: ModelUnderTest, case: Case) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@
     --proof layers    1.3 times the checkpoint and 1 GiB
 
 The checkpoint is small, so that what does not depend on it counts most: larger ones have more room.
+One of a public model's shape has all of its words, and layers of each of its kinds.
 """
 
 from __future__ import annotations
@@ -46,3 +47,12 @@ def test_a_conversion_to_int4_stays_within_its_limit(
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["status"] == "ok" and found["own"] <= limit, done.stderr
+
+
+def test_a_model_of_a_public_shape_stays_within_4_gib_of_its_own(checkpoint: Path) -> None:
+    """Four layers and 248,320 words: logits of a thousand tokens alone would be 1 GiB."""
+    shape = ("--shape", "qwen3.5-0.8b", "--layers", "4", "--proof", "whole", "--limit", "6144")
+    done = subprocess.run([sys.executable, str(TOOL), *shape], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["status"] == "ok" and found["own"] <= 4096, done.stderr

@@ -196,7 +196,8 @@ def _on_all_trials(
     behind, continued = tested.behind_at_once, bool(tested.states)
     width = language.vocabulary if parts is None else parts.head.in_features
     behind = behind if 4 * behind * width <= LOGITS else 0
-    planned = partial(plan_prompts, behind=behind, packed=tested.packed)
+    sides = parts is None  # large models take long: padding on both sides has both of them
+    planned = partial(plan_prompts, behind=behind, packed=tested.packed, sides=sides)
     trials = planned(tested.dims, language.context, seed, tested.chosen, continued)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     expected = [original.run_reference(prompt) for prompt in prompts]

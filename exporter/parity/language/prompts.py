@@ -18,6 +18,9 @@ from linexport.parity.cases import DEFAULT_SIZES, SIDE_BY_SIDE, Case, ChosenSize
 from linexport.system import memory
 
 PROMPT_LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
+LONG = 512
+"""Tokens from which on a prompt is long."""
+
 PADDED_BATCH = 3
 PIECES = 6
 PREFILL, STEPS = 86, 64
@@ -100,6 +103,7 @@ def plan_prompts(
     continued: bool = True,
     behind: int = 0,
     packed: bool = False,
+    sides: bool = True,
 ) -> list[Trial]:
     """Return every case.
 
@@ -111,9 +115,10 @@ def plan_prompts(
         continued: whether sequences can be fed in pieces.
         behind: a length at which constants that reach back have done so, 0 without any.
         packed: whether rows can be fed side by side.
+        sides: have padding on each side alone in long prompts, too, and not on both sides alone.
     """
     pieces = _continued(context, seed) if continued else ()
-    whole = list(_whole(dims, context, seed, chosen, packed))
+    whole = list(_whole(dims, context, seed, chosen, packed, sides))
     fits = dims[SEQUENCE].allows(behind) and behind <= (behind if context is None else context)
     if fits and not chosen.lengths and behind > max(t.case.sizes[SEQUENCE] for t in whole):
         sizes = {BATCH: dims[BATCH].nearest(1), SEQUENCE: behind}
@@ -143,17 +148,19 @@ def _whole(
     seed: int,
     chosen: ChosenSizes,
     packed: bool,
+    sides: bool,
 ) -> Iterator[Trial]:
     """Whole sequences in one call: without padding, and in a batch with padding on each side.
 
     The rows of such a batch are also fed side by side, where they can be.
     """
-    paddings = (*PADDINGS, *([SIDE_BY_SIDE] if packed else []))
+    more = [SIDE_BY_SIDE] if packed else []
     wanted = chosen.lengths or PROMPT_LENGTHS
     lengths = [n for n in wanted if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
     first, *_, last = chosen.batches * 2 or (1, PADDED_BATCH)
     for number, length in enumerate(lengths or [dims[SEQUENCE].nearest(1)]):
-        batches = [(padding, last) for padding in (paddings if length > 1 else (NONE,))]
+        paddings = PADDINGS if sides or length < LONG else (BOTH,)
+        batches = [(padding, last) for padding in ((*paddings, *more) if length > 1 else (NONE,))]
         for padding, batch in [(NONE, first), *batches]:
             found = {BATCH: dims[BATCH].nearest(batch), SEQUENCE: length}
             drawn = seed + 2 * number + (padding != NONE)
