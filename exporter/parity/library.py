@@ -54,12 +54,10 @@ def check_library(
     """
     if library.find() is None:
         return not_run("functions", NOT_BUILT)
-    if not by_library(with_library.open()):
-        return not_run("functions", UNKNOWN_NODE)
     parts = split_model(tested), split_model(with_library)
     if parts[0] is not None and parts[1] is not None:
         found = _checked(parts[0].decoder, parts[1].decoder, functions, seed)
-        if found.passed:
+        if found.passed is not False:
             return found
     return _checked(tested, with_library, functions, seed)
 
@@ -70,8 +68,10 @@ def _checked(
     functions: ParityRecord | None,
     seed: int,
 ) -> LibraryRecord:
-    expected = _by_functions(tested, _cases(tested, seed))
     session = with_library.open()
+    if not by_library(session):
+        return not_run("functions", UNKNOWN_NODE)
+    expected = _by_functions(tested, _cases(tested, seed))
     with_library = replace(with_library, open=lambda: session)
     worst = 0.0
     for case, wanted in expected:

@@ -161,7 +161,9 @@ def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
 class SecondMoments:
     """Sums of x y^T (K, K), float64, of values x and y with K channels in their last axis.
 
-    Sums are in memory-mapped files, as there is one of K^2 numbers for every product.
+    Products of the rows of a call are in float32, which is twice as fast: some hundreds of terms
+    lose 1e-6 of them, and the damping of moments is 1e-2 of their mean. Sums are in memory-mapped
+    files, as there is one of K^2 numbers for every product.
     """
 
     def __init__(self) -> None:
@@ -170,8 +172,8 @@ class SecondMoments:
 
     def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
         """Add the rows of one value (..., K); y is x without another value."""
-        rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
-        others = rows if other is None else other.reshape(rows.shape).astype(np.float64)
+        rows = value.reshape(-1, value.shape[-1]).astype(np.float32, copy=False)
+        others = rows if other is None else other.reshape(rows.shape).astype(np.float32, copy=False)
         width = rows.shape[-1]
         if name not in self._sums:
             [block] = memory.blocks([8 * width**2])
