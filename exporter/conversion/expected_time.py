@@ -18,7 +18,7 @@ import torch
 from linexport.graph.dims import sequence
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs, plan_cases
-from linexport.parity.language.check import GREEDY_STEPS
+from linexport.parity.language.check import FEW_STEPS
 from linexport.parity.language.prompts import BATCH, SEQUENCE, plan_prompts
 from linexport.parity.language.split import split_model
 from linexport.parity.reference.module import Reference
@@ -120,7 +120,7 @@ def of_prompts(tested: ModelUnderTest, seconds_of_call: Callable[[Sizes], float]
     # Rows that differ in where their padding is are run once by the original.
     real = sum(int(one.mask.sum()) for one in {p.key: p for p in prompts}.values())
     fed = sum(one.mask.size for one in prompts)
-    calls = sum(len(trial.pieces) for trial in trials) + GREEDY_STEPS
+    calls = sum(len(trial.pieces) for trial in trials) + FEW_STEPS
     return token * (real + fed) + call * calls
 
 

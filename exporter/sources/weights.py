@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from linexport.errors import UnsupportedModelError
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 _NAMED = 5
+
+AT_ONCE = 2**22
+"""Values of a weight that are looked at together."""
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], name: str) -> None:
@@ -42,14 +45,22 @@ def _non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
     for name, tensor in tensors:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        values = tensor.detach()
-        if values.element_size() == 1:  # isnan is not defined for float8
-            values = values.float()
-        nan = int(torch.isnan(values).sum())
-        inf = int(torch.isinf(values).sum()) if isinstance(tensor, torch.nn.Parameter) else 0
+        nan = inf = 0
+        for values in _parts(tensor.detach()):
+            if values.element_size() == 1:  # isnan is not defined for float8
+                values = values.float()
+            nan += int(torch.isnan(values).sum())
+            inf += int(torch.isinf(values).sum()) if isinstance(tensor, torch.nn.Parameter) else 0
         if nan or inf:
             counts = [f"{count} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count]
-            yield f"{name} has {' and '.join(counts)} of {values.numel()} values"
+            yield f"{name} has {' and '.join(counts)} of {tensor.numel()} values"
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the rows of a tensor in parts of ``AT_ONCE`` values, as tests of them take memory."""
+    if tensor.dim() == 0 or not tensor.numel():
+        return [tensor]
+    return tensor.split(max(1, AT_ONCE * len(tensor) // tensor.numel()))
 
 
 def mismatches(

@@ -77,6 +77,10 @@ log = logging.getLogger(__name__)
 
 PROMPT, GREEDY_STEPS = 16, 128
 
+FEW_STEPS = 32
+"""Steps of a model in two parts: each reads all of its weights, and its states are compared over
+hundreds of steps in pieces and streams."""
+
 LOGITS = 2**30
 """Bytes of logits of one prompt; a longer one is compared in pieces alone, see ``streaming``."""
 
@@ -157,7 +161,8 @@ def check_parts(whole: ModelUnderTest, parts: SplitModel | None, seed: int) -> P
     parity, suspects, output = checked.parity, checked.suspects, tested.output_names[0]
     trials = checked.trials
     causal = original.language.head == "causal_lm"
-    written = writer.write(seed) if causal else None
+    steps = GREEDY_STEPS if parts is None else min(GREEDY_STEPS, FEW_STEPS)
+    written = writer.write(seed, steps) if causal else None
     del checked, writer  # and with them the session
     memory.trim_memory()
     greedy = partial(_greedy, parts, parity=parity)
@@ -526,13 +531,13 @@ class _Artifact:
     def __init__(self, tested: ModelUnderTest, session: InferenceSession) -> None:
         self.tested, self.session = tested, session
 
-    def write(self, seed: int) -> _Written:
+    def write(self, seed: int, steps: int) -> _Written:
         """Decode greedily, the argmax of each step, from prompts of which one is padded."""
         language = self.tested.loaded.language
         assert language is not None
-        limit = language.context or PROMPT + GREEDY_STEPS
+        limit = language.context or PROMPT + steps
         length = min(PROMPT, max(1, limit // 2))
-        steps = min(GREEDY_STEPS, limit - length)
+        steps = min(steps, limit - length)
         prompt = draw_prompt(language.vocabulary, 2, length, LEFT, seed)
         state = self.tested.initial_state(2)
         tokens, mask = prompt.tokens, prompt.mask
