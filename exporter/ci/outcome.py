@@ -47,6 +47,13 @@ def _parity(manifest: Manifest) -> Iterator[CheckResult]:
     allowed = f"{manifest.parity.tolerance.relative:.0e}"
     for case in manifest.parity.cases:
         yield CheckResult("parity", _case(case), _error(case), allowed, case.passed)
+    head = manifest.parity.head
+    if head is not None:
+        error = (
+            "not finite" if head.max_relative_error is None else f"{head.max_relative_error:.1e}"
+        )
+        name = f"logits at {head.positions:,} of {head.tokens:,} tokens"
+        yield CheckResult("parity", name, error, allowed, head.passed)
     greedy = manifest.parity.greedy
     if greedy is not None:
         wrong = greedy.different - greedy.ties
@@ -60,9 +67,11 @@ def _case(case: CaseRecord) -> str:
 
 
 def _error(case: CaseRecord) -> str:
-    if case.reason:
-        return case.reason
-    return "not finite" if case.max_relative_error is None else f"{case.max_relative_error:.1e}"
+    return case.reason or _size(case.max_relative_error)
+
+
+def _size(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.1e}"
 
 
 def _streaming(manifest: Manifest) -> Iterator[CheckResult]:

@@ -13,9 +13,7 @@ from linexport.sources.weights import check_finite
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 2**22])
-def test_every_part_of_a_weight_is_looked_at(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_part_of_a_weight_is_looked_at(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "AT_ONCE", at_once)
     values = torch.ones(9, 5).T  # its rows do not lie together in memory
     check_finite([("w", torch.nn.Parameter(values))], "model")
