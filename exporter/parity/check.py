@@ -185,7 +185,8 @@ class Parity:
         """The outcome as the manifest holds it."""
         # Beside an original in half precision, an artifact in float32 is off by what that loses.
         own = [c for c in self.cases if self.tolerance.is_half or c.reference not in HALVES]
-        compared = [*own, *([] if self.head is None else [self.head])]
+        compared: list[CaseRecord | HeadRecord] = [*own]
+        compared += [] if self.head is None else [self.head]
         return ParityRecord(
             passed=self.passed,
             max_relative_error=largest_error(c.max_relative_error for c in compared),

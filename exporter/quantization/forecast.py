@@ -1,6 +1,7 @@
 """Memory and disk that weights in fewer bits take to make, said and checked before.
 
-    memory    BASE + part of the float32 weights + logits of the longest prompt
+    memory    BASE + part of the float32 weights + logits of the longest prompt, or of many words
+              those that are computed at once
     disk      weights in files without a name and models that are opened meanwhile, in TMPDIR;
               the float32 artifact and the new one, in the output's folder
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from linexport.parity.language import split
 from linexport.system import room
 from linexport.system.progress import Progress
 
@@ -32,6 +34,9 @@ LOGITS = {WHOLE: 3 * 1000, LAYERS: 3 * 300, QUANTISE: 2 * 256}
 
 COPIES = 1.25
 """Times that those are there: some are copied, a row at a time."""
+
+PART = 3 * split.AT_ONCE
+"""Logits in memory where a head is compared in parts: the original's, the artifact's, a copy."""
 
 SMALL = 2**28
 """Bytes of float32 weights below which nothing is said."""
@@ -53,6 +58,8 @@ class ModelSize:
 def memory(what: str, size: ModelSize) -> int:
     """Return the bytes of memory that work on a model takes."""
     logits = 4 * LOGITS[what] * size.vocabulary
+    if what == WHOLE and size.vocabulary >= split.MIN_VOCABULARY:
+        logits = min(logits, 4 * max(PART, LOGITS[QUANTISE] * size.vocabulary))
     return BASE + int(IN_MEMORY[what] * (size.weights or 0) + COPIES * logits)
 
 

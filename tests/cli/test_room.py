@@ -109,3 +109,10 @@ def test_a_control_group_leaves_what_its_limit_and_its_use_say(
 def test_this_machine_has_memory() -> None:
     found = room.available_memory()
     assert found is None or found > 2**20
+
+
+def test_logits_of_many_words_are_never_those_of_a_whole_prompt() -> None:
+    few, many = (forecast.ModelSize(2**31, words) for words in (16_383, 248_320))
+    weights = forecast.memory(forecast.WHOLE, forecast.ModelSize(2**31))
+    assert forecast.memory(forecast.WHOLE, few) - weights >= 4 * 3000 * 16_383
+    assert forecast.memory(forecast.WHOLE, many) - weights < 4 * 1500 * 248_320
