@@ -70,9 +70,9 @@ def test_options_name_a_shape_and_its_first_layers(shapes: Any) -> None:
         options.parse_args(["--shape", "unknown"])
 
 
-@pytest.mark.services
+@pytest.mark.slow
 def test_a_model_of_151_936_words_is_converted_and_proven(shapes: Any, tmp_path: Path) -> None:
-    """Two layers, with the words of Qwen3; the head is most of the model."""
+    """Two layers, with the words of Qwen3; the head is most of the model. Two minutes of a core."""
     pytest.importorskip("transformers", reason="needs the hf extra")
     import linexport
 
