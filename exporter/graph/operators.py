@@ -1,4 +1,4 @@
-"""What each standard operator does with the entries of its inputs: one row for each of ONNX's.
+"""Facts of the standard operators: what each does with the entries of its inputs, one row each.
 
     traits   what holds of its outputs, whatever the attributes are, see ``Trait``
     linear   groups of inputs that it is linear in together, the others z held:

@@ -37,9 +37,10 @@ def left_by_next(program: ExportedProgram) -> set[int]:
     """Return sizes of the example at which code branched as it does not at the next ones."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     found = (s for v in values for s in getattr(v, "shape", ()) if isinstance(s, torch.SymInt))
-    size = next(found, None)
-    left: set[int] = set()
-    for guard in sizes.guards(size) if size is not None else ():
+    size, left = next(found, None), set[int]()
+    if size is None:
+        return left
+    for guard in sizes.guards(size):
         numbers = {s: sizes.example(size, s) for s in guard.free_symbols}
         known = {s: n for s, n in numbers.items() if n is not None}
         following = {s: n + 1 for s, n in known.items()}

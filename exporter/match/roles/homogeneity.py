@@ -20,7 +20,7 @@ OF_ONE = CHOICES | SUMS | {"Neg", "Pad"}
 """Operators that multiply their outputs by what their first input is multiplied by."""
 
 OF_ALL = frozenset(("Add", "Concat", "Max", "Sub", "Sum"))
-"""Those that do where all inputs are multiplied by the same."""
+"""Operators that do so where all inputs are multiplied by the same."""
 
 
 class Homogeneous:
