@@ -165,7 +165,7 @@ def test_the_program_goes_on_after_a_call_that_was_ended(
     changed: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     folder = changed("language_model", lambda model: endless(model, "output", 7))
-    with process(start, folder, "--port", 0, "--time-limit", 1) as (running, url):
+    with process(start, folder, "--port", 0, "--time-limit", 3) as (running, url):
         body = {"model": folder.name, "max_tokens": 3}
         for prompt, status in (([65, 7], 504), ([65, 66], 200)) * 2:
             answer = httpx2.post(

@@ -90,6 +90,7 @@ GENERATORS = {
     "exporter/package/triton.py": "test_triton, JSON and a program without names",
     "exporter/artifact/genai.py": "JSON",
     "exporter/artifact/write.py": "texts of the others",
+    "exporter/sources/gguf/__init__.py": "JSON",
     "exporter/system/control_groups.py": "numbers",
     "exporter/system/sandbox.py": "numbers",
     "exporter/timing/peak_memory.py": "a number",
