@@ -142,26 +142,6 @@ def test_of_a_model_with_a_vision_tower_text_is_taken(tmp_path: Path, auto: str)
         np.testing.assert_allclose(values[kept], expected[kept], atol=2e-5, rtol=0)
 
 
-@pytest.mark.services
-@pytest.mark.parametrize(
-    ("pooling", "left"), [(None, "Pooling, Normalize. "), ("mean", "Normalize. ")]
-)
-def test_what_sentence_transformers_adds_is_named(
-    head_folder: Folder, tmp_path: Path, pooling: str | None, left: str
-) -> None:
-    place = shutil.copytree(head_folder("mamba2", BASE), tmp_path / "model")
-    modules = [
-        {"type": f"sentence_transformers.models.{m}"}
-        for m in ("Transformer", "Pooling", "Normalize")
-    ]
-    (place / "modules.json").write_text(json.dumps(modules))
-    (warning,) = load_model(place, pooling=pooling).warnings
-    assert f"after the model: {left}That is not part of the artifact." in warning
-    assert ("--pooling" in warning) == (pooling is None)
-    (place / "modules.json").write_text(json.dumps(modules[:1]))
-    assert not load_model(place, pooling=pooling).warnings
-
-
 def test_a_base_model_streams_its_hidden_states(head_folder: Folder, tmp_path: Path) -> None:
     folder = head_folder("mamba2", BASE)
     manifest = linexport.convert(folder, tmp_path / "out", bench=False, threads=1)
