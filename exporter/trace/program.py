@@ -90,7 +90,7 @@ def _own_failure(loaded: LoadedModel, said: str) -> str:
         said: how it fails while it is traced, which is not said again.
     """
     try:
-        with torch.no_grad(), control_flow_as_it_is(), buffers_kept(loaded.module):
+        with torch.no_grad(), buffers_kept(loaded.module):
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
         own = f"{explained(error)}{_user_line(error)}"
