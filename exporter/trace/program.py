@@ -98,9 +98,15 @@ def _own_failure(loaded: LoadedModel, said: str) -> str:
         repeated = [f"\n{w[0].upper()}{w[1:]}." for w in loaded.warnings if "repeated" in w]
         return (
             f"\nThe model itself fails on {given}, in eager mode"
-            f"{' by the same error.' if own == said else f': {own}'}{''.join(repeated)}"
+            f"{' by the same error.' if _reason(own) == _reason(said) else f': {own}'}"
+            f"{''.join(repeated)}"
         )
     return ""
+
+
+def _reason(error: str) -> str:
+    """Return the first line of an error, without the name of its class, which torch may change."""
+    return error.partition("\n")[0].partition(": ")[2]
 
 
 def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> bool:
