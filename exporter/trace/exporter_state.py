@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import torch
 
-from linexport.system.torch_internals.compiled import functions_uncompiled
 from linexport.system.torch_internals.exports import LOGS, without_fake_cache
 from linexport.trace import user_frames
 
@@ -32,7 +31,6 @@ def exporting() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             without_fake_cache(),
-            functions_uncompiled(),
             user_frames.kept(),
         ):
             warnings.simplefilter("ignore")
