@@ -119,6 +119,7 @@ def test_flags_in_errors_of_a_conversion_are_all_known() -> None:
                     unknown |= {(path.name, flag) for flag in FLAG.findall(shown("".join(texts)))}
     assert {flag for _, flag in unknown} <= {
         "--upgrade",  # of pip
+        "--merge",  # of llama-gguf-split
         "--prefill",  # of linexport bench, which Python gives as a workload
         "--decode",
         "--depth",
