@@ -81,12 +81,19 @@ def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, 
     # A product of zeros and signs or turns, see ``match.emit.signed_decay``,
     # ``match.emit.complex_diagonal`` and ``models.flash_linear_attention.mamba3``, which are of
     # the tokens at hand.
-    turn = None if past.is_empty() else producer(past if known.is_zero(past) else _unshaped(past))
+    turn = None if past.is_empty() else producer(_unshaped(past))
     if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
         zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
-        return (turn, zeros[0]) if zeros else None
+        others = [t for i, t in enumerate(turn.inputs) if i not in zeros]
+        # Zeros times a number are a start, which no call may multiply again.
+        if not zeros or not all(_is_stored(t, known) for t in others):
+            return (turn, zeros[0]) if zeros else None
     zero = port.initial_value == 0 and not past.is_empty() and known.is_zero(past)
     return (node, port.past) if past.is_empty() or zero else None
+
+
+def _is_stored(tensor: gs.Tensor, known: Values) -> bool:
+    return isinstance(tensor, gs.Constant) or known.numbers(tensor) is not None
 
 
 def _unshaped(tensor: gs.Tensor) -> gs.Tensor:

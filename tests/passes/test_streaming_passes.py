@@ -44,7 +44,8 @@ def graph(tmp_path: Path) -> Build:
             node.name = f"n{i}"
         for name, value in (weights or {}).items():
             model.graph.initializer.append(numpy_helper.from_array(value, name))
-        model.graph.value_info.append(helper.make_tensor_value_info("q", 1, ["batch", "seq", 8]))
+        for name, shape in (("q", ["batch", "seq", 8]), ("begun", ["batch", 2, 4, 4])):
+            model.graph.value_info.append(helper.make_tensor_value_info(name, 1, shape))
         attach_functions(model)
         path = tmp_path / "m.onnx"
         path.write_bytes(model.SerializeToString())
@@ -425,3 +426,62 @@ def test_an_op_along_another_axis_than_its_own_mixes_tokens() -> None:
     )
     found = mixing(passes.run(onnx.shape_inference.infer_shapes(swapped)))
     assert [name.split()[0] for name in found] == ["MixtureOfExperts"]
+
+
+ZEROS = {
+    "zeros": "begun = ConstantOfShape(sizes)",
+    "zeros times a number": "a = ConstantOfShape(sizes)  h = Constant <value = float {0.5}> ()"
+    "  begun = Mul(a, h)",
+    "half of zeros times a matrix": "a = ConstantOfShape(sizes)  m = MatMul(eye, a)"
+    "  h = Constant <value = float {0.5}> ()  begun = Mul(m, h)",
+    "a matrix times zeros": "a = ConstantOfShape(sizes)  begun = MatMul(eye, a)",
+    "a sum of zeros": "three = Constant <value = int64[1] {3}> ()"
+    "  more = Concat <axis = 0> (three, sizes)  a = ConstantOfShape(more)"
+    "  first = Constant <value = int64[1] {0}> ()  begun = ReduceSum <keepdims = 0> (a, first)",
+    "zeros that are doubled and reshaped": "flat = ReduceProd <keepdims = 1> (sizes)"
+    "  a = ConstantOfShape(flat)  h = Constant <value = float {2}> ()  d = Mul(a, h)"
+    "  begun = Reshape(d, sizes)",
+}
+
+
+@pytest.mark.parametrize("start", ZEROS)
+def test_a_state_begins_with_zeros_however_they_are_made(graph: Build, start: str) -> None:
+    attention = (
+        "b = Slice(shape, zero1, one1)  rest = Constant <value = int64[3] {2, 4, 4}> ()"
+        "  sizes = Concat <axis = 0> (b, rest)"
+        f"  {ZEROS[start]}  z = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2>"
+        "(q, q, q, begun)"
+    )
+    places = (
+        "zero1 = Constant <value = int64[1] {0}> ()  one1 = Constant <value = int64[1] {1}> ()"
+        "  q = Identity(x)"
+    )
+    model = graph(places, {"eye": np.eye(4, dtype=np.float32)}, attention)
+    rewritten = passes.rewrite(model).model
+    assert [s.op for s in states.find_states(rewritten)] == ["LinearAttention"]
+    assert not mixing(rewritten)
+    x = RANDOM.normal(size=(2, 9, 8)).astype(np.float32)
+    expected = whole(model, x)
+    np.testing.assert_allclose(streamed(rewritten, x, [9]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(streamed(rewritten, x, [4, 1, 4]), expected, rtol=1e-5, atol=1e-6)
+
+
+COME = (
+    "{x}  axis = Constant <value = int64[1] {{1}}> ()  total = ReduceSum <keepdims = 1> (u, axis)"
+    "  so_far = CumSum(u, one)  c = Sub(total, so_far)"
+)
+"""What is to come of u after each token."""
+
+
+@pytest.mark.parametrize("kind", ["int64", "float"])
+def test_integers_to_come_are_summed_from_the_end(graph: Build, kind: str) -> None:
+    """Of floats, the difference is what the model computes, to its digits."""
+    counted = "t = Constant <value = float {8}> ()  m = Mul(x, t)  r = Round(m)"
+    own = "u = Cast <to = 7> (r)" if kind == "int64" else "u = Identity(r)"
+    body = COME.format(x=f"{counted}  {own}") + "  q = Cast <to = 1> (c)"
+    model = graph(body)
+    rewritten = passes.rewrite(model).model
+    sums = [node for node in rewritten.graph.node if node.op_type == "CumSum"]
+    assert any(a.name == "reverse" for node in sums for a in node.attribute) == (kind == "int64")
+    x = RANDOM.normal(size=(2, 9, 8)).astype(np.float32)
+    np.testing.assert_allclose(streamed(rewritten, x, [9]), whole(model, x), rtol=1e-5, atol=1e-5)
