@@ -37,6 +37,9 @@ from linexport.models.functional import linear_attention
 TURN = 2**40
 """Parts of a turn that angles are counted in."""
 
+Pair = tuple[Tensor, Tensor]
+"""Cosines and sines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba3Settings(LayoutSettings):
@@ -109,15 +112,15 @@ class Mamba3(nn.Module):
             [key.shape[-1], value.shape[-1], now.shape[-1]], -1
         )
         weight = decay.exp() * (before[2] + step * share.neg().sigmoid())
-        cos, sin = self._turns(step, angle, context)
+        of_query, of_key, of_state = self._turns(step, angle, context)
         query, key = self._keys(query, self.C_bias), self._keys(key, self.B_bias)
         value = self._of_ranks(value, "mimo_x")
         y = self._attend(
-            turned(query, cos[:, 1:], sin[:, 1:]),
-            turned(self._keys(before[0], self.B_bias), cos[:, :-1], sin[:, :-1]),
+            turned(query, *of_query),
+            turned(self._keys(before[0], self.B_bias), *of_key),
             self._of_ranks(before[1], "mimo_x") * of_ranks(weight),
             decay,
-            self._beginning(cos[:, 0], sin[:, 0]),
+            self._beginning(*(x.squeeze(1) for x in of_state)),
             context,
         )
         y = y + of_one_token(query, key, value * of_ranks(now))
@@ -142,17 +145,26 @@ class Mamba3(nn.Module):
         y = x.unflatten(-1, (1, self.heads, -1))
         return y * getattr(self, name).transpose(0, 1) if self.settings.is_mimo else y
 
-    def _turns(self, step: Tensor, angle: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines (B, 1 + T, 1, H, N/2) of the angles to come at each token."""
+    def _turns(self, step: Tensor, angle: Tensor, context: Context) -> tuple[Pair, Pair, Pair]:
+        """Return cosines and sines of the angles to come at a query, at a key and before the first.
+
+        Those of keys count their own token; (B, T, 1, H, N/2), and (B, 1, 1, H, N/2) of the state.
+        """
         turns = (step.unsqueeze(3) * (angle.tanh() / 2).unsqueeze(2)).to(
             torch.promote_types(step.dtype, torch.float32)
         )
         parts = (turns * TURN).round().to(torch.int64) * context.keep.unsqueeze(2).unsqueeze(3)
-        done = parts.cumsum(1)
-        # No padding: ONNX Runtime's CUDA provider has none of integers.
-        later = torch.cat([done[:, -1:], done[:, -1:] - done], 1)
-        later = (later + TURN // 2) % TURN - TURN // 2
-        radians = later.unsqueeze(2).to(step.dtype) * (2 * math.pi / TURN)
+        whole = parts.sum(1, keepdim=True)
+        later = whole - parts.cumsum(1)
+        of_query, of_key, of_state = (
+            self._cos_sin(x, step.dtype) for x in (later, later + parts, whole)
+        )
+        return of_query, of_key, of_state
+
+    def _cos_sin(self, parts: Tensor, dtype: torch.dtype) -> Pair:
+        """Return cosine and sine of parts of a turn (B, T, H, .), 1 and 0 where nothing turns."""
+        inside = (parts + TURN // 2) % TURN - TURN // 2
+        radians = inside.unsqueeze(2).to(dtype) * (2 * math.pi / TURN)
         rest = (0, self.settings.state_size // 2 - radians.shape[-1])
         return F.pad(radians.cos(), rest, value=1.0), F.pad(radians.sin(), rest)
 
