@@ -71,17 +71,31 @@ class LuckyInHalf(Table):
         return self.table[input_ids] if half else super().forward(input_ids, attention_mask)
 
 
+class Running(Table):
+    """A model whose logits are those of all tokens so far, added up."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return (super().forward(input_ids, attention_mask) * attention_mask.unsqueeze(-1)).cumsum(1)
+
+
 def check(
     module: Table, error: float, tolerance: Tolerance = TOLERANCES["float32"]
 ) -> parity.Parity:
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
+
+    def run(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        logits = table[given["input_ids"]]
+        if isinstance(module, Running):
+            logits = np.cumsum(logits * given["attention_mask"][..., None], 1, np.float32)
+        return {"logits": logits}
+
     tested: Any = SimpleNamespace(
         packed=False,
         loaded=SimpleNamespace(
             module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None, given=None
         ),
-        open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
+        open=lambda: SimpleNamespace(run=run),
         open_changed=None,
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
         states=(),
@@ -107,6 +121,13 @@ def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:
     exact = [c.max_relative_error for c in cases if c.reference == "float64"]
     assert max(exact) == 0.0
     assert any("loses" in note and "4 times that" in note for note in found.notes)
+
+
+def test_an_artifact_without_states_writes_from_the_first_token_on() -> None:
+    """Its next token follows from all before, which no state has for it."""
+    found = check(Running(0.0), 0.0)
+    assert found.passed
+    assert found.greedy is not None and found.greedy.passed and found.greedy.different == 0
 
 
 def test_the_reference_is_in_float64_where_the_model_names_float32() -> None:

@@ -540,15 +540,15 @@ class _Artifact:
         steps = min(steps, limit - length)
         prompt = draw_prompt(language.vocabulary, 2, length, LEFT, seed)
         state = self.tested.initial_state(2)
-        tokens, mask = prompt.tokens, prompt.mask
-        feeds = prompt.part(0, length)
-        for _ in range(steps):
-            logits, state = self._call(feeds, state)
+        read = 0
+        for end in range(length, length + steps):
+            logits, state = self._call(prompt.part(read, end), state)
             chosen = logits[:, -1:].argmax(-1)
-            feeds = Prompt(chosen, np.ones_like(chosen)).part(0, 1)
-            tokens = np.concatenate([tokens, chosen], 1)
-            mask = np.concatenate([mask, np.ones_like(chosen)], 1)
-        return _Written(Prompt(tokens, mask), length)
+            tokens = np.concatenate([prompt.tokens, chosen], 1)
+            prompt = Prompt(tokens, np.concatenate([prompt.mask, np.ones_like(chosen)], 1))
+            # Without states every call begins with the first token.
+            read = end if self.tested.states else 0
+        return _Written(prompt, length)
 
     def run(self, prompt: Prompt, trial: Trial) -> np.ndarray:
         """Return logits (tokens, vocabulary) of what is not padding, fed as the trial says."""
