@@ -16,6 +16,7 @@ from pathlib import Path
 from linexport.errors import UnsupportedModelError
 from linexport.patches.library import attribute
 from linexport.sources.files import refuse
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.system.json_object import JsonObject
 
 CAUSAL = "AutoModelForCausalLM"
@@ -24,12 +25,6 @@ WITH_TOWER = "AutoModelForImageTextToText"
 
 MULTIMODAL = "AutoModelForMultimodalLM"
 """Class of transformers that builds a language model with whatever goes with it."""
-
-
-def named_class(config: JsonObject) -> str | None:
-    """Return the class that a configuration names; None where it names none."""
-    named: list[str] = config.get("architectures") or []
-    return named[0] if named else None
 
 
 def classes(kind: str, auto: str) -> tuple[str, ...]:

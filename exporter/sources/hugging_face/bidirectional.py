@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from linexport.sources.files import refuse
 from linexport.sources.hugging_face.folder import CONFIG, ENCODERS, digest
-from linexport.sources.hugging_face.heads import Head, class_name
+from linexport.sources.hugging_face.heads import Head
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.pretrained import build_causal
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.sources.packed import StoredWeights
@@ -32,7 +33,7 @@ EXAMPLE = (2, 7)
 
 def is_encoder(config: JsonObject) -> bool:
     """Return whether a configuration names one of these encoders."""
-    return class_name(config) in ENCODERS
+    return named_class(config) in ENCODERS
 
 
 class Bidirectional(nn.Module):
@@ -113,7 +114,8 @@ def load(
             f"conv_L_cache {kernel!r}; a centred convolution is of odd length",
             "take the folder as its author published it",
         )
-    causal = {**config, "architectures": [ENCODERS[class_name(config)]]}
+    named = str(named_class(config))
+    causal = {**config, "architectures": [ENCODERS[named]]}
     causal.pop("auto_map", None)
     model = build_causal(folder, causal, weights, head.auto, False)
     check_finite(named_tensors(model), location)
@@ -128,8 +130,7 @@ def load(
             kind="hugging_face",
             location=location,
             sha256=digest([folder / CONFIG, *weights.files, *getattr(head.pool, "files", ())]),
-            description=f"{config['model_type']}: "
-            f"{parameter_summary(class_name(config), model)}, bidirectional",
+            description=f"{config['model_type']}: {parameter_summary(named, model)}, bidirectional",
         ),
         integer_ranges={0: (0, int(model.config.vocab_size)), 1: (1, 2)},
         language=LanguageFacts(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from linexport.errors import UsageError
 from linexport.manifest.records import HeadName
-from linexport.sources.hugging_face.heads import BASE, Head, class_name, named_head
+from linexport.sources.hugging_face.heads import BASE, Head, named_head
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.sentence_modules import (
     MODULES,
     SentenceModules,
@@ -48,10 +49,11 @@ def head_of(path: Path, config: JsonObject, pooling: str | None) -> Head:
         modules = read_modules(path.parent) if head is BASE else None
         return head if modules is None else _of_modules(modules)
     if head is not BASE:
+        named = named_class(config) or "no architecture, so a causal language model"
         raise UsageError(
             f"--pooling {pooling} is for a base model, whose output is hidden states; {path} names "
-            f"{class_name(config) or 'no architecture, so a causal language model'}. Save the base "
-            "model alone: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+            f"{named}. Save the base model alone: "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
         )
     return replace(BASE, name="pooled", output="pooled", pool=POOLINGS[pooling])
 

@@ -14,6 +14,7 @@ from linexport.errors import EnvironmentProblemError, UnsupportedModelError, Usa
 from linexport.manifest import LANGUAGE_FILES
 from linexport.manifest.file_names import PROCESSOR_FILES
 from linexport.sources.files import check_link, first_line, refuse, sha256, unreadable
+from linexport.sources.hugging_face.named_class import check_architectures, named_class
 from linexport.sources.hugging_face.size_limits import check_layers
 from linexport.sources.packed import StoredWeights, packing, read_weights
 from linexport.system.environment import version
@@ -58,30 +59,16 @@ def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
             f"give the file one of these names and delete {REDIRECTION}",
         )
     check_layers(folder / CONFIG, config)
-    architectures = config.get("architectures")
-    if architectures is not None and not (
-        isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
-    ):
-        raise refuse(
-            folder / CONFIG,
-            f"architectures is {json.dumps(architectures)[:80]}; expected a list of class names",
-            "take the folder as its author published it",
-        )
+    check_architectures(folder / CONFIG, config)
     packing(folder, config)
-    if config.get("auto_map") and not trust_remote_code and not _is_own(config):
+    if config.get("auto_map") and not trust_remote_code and named_class(config) not in ENCODERS:
         raise _code(folder, config)
     return config
 
 
-def _is_own(config: JsonObject) -> bool:
-    """Return whether linexport builds the class of a configuration without its code."""
-    named: str = (config.get("architectures") or [""])[0]
-    return named in ENCODERS
-
-
 def _code(folder: Path, config: JsonObject) -> UnsupportedModelError:
     """Return the refusal of a folder with code of its own, and what can be done without it."""
-    named = (config.get("architectures") or ["no class"])[0]
+    named = named_class(config) or "no class"
     otherwise = (
         f"delete auto_map from {CONFIG}: without it, the {named} of the library is built"
         if _is_native(folder, config)

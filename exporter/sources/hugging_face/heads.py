@@ -19,6 +19,7 @@ from torch import Tensor
 
 from linexport.manifest.records import HeadName
 from linexport.sources.files import refuse
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
 
@@ -91,7 +92,7 @@ def named_head(path: Path, config: JsonObject) -> Head:
     Raises:
         UnsupportedModelError: another head.
     """
-    named = class_name(config)
+    named = named_class(config) or ""
     task = re.search(r"For([A-Z]\w*)$", named)
     if task is not None:
         if task[1] not in HEADS:
@@ -102,12 +103,6 @@ def named_head(path: Path, config: JsonObject) -> Head:
             )
         return HEADS[task[1]]
     return BASE if named.endswith("Model") and not named.endswith("LMHeadModel") else CAUSAL
-
-
-def class_name(config: JsonObject) -> str:
-    """Return the class that a configuration names; "" where it names none."""
-    named: str = (config.get("architectures") or [""])[0]
-    return named
 
 
 def check_padding(folder: Path, head: Head, model: LibraryObject) -> None:

@@ -16,7 +16,6 @@ from linexport.sources.hugging_face.architecture import (
     builder,
     check_class,
     classes,
-    named_class,
 )
 from linexport.sources.hugging_face.folder import (
     CONFIG,
@@ -25,6 +24,7 @@ from linexport.sources.hugging_face.folder import (
     missing_package,
     of_another_release,
 )
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.size_limits import limit_size
 from linexport.sources.memory_map import mapped_parameters
 from linexport.sources.packed import StoredWeights
@@ -64,7 +64,7 @@ def as_published(folder: Path, config: JsonObject, weights: StoredWeights) -> Li
         UnsupportedModelError: transformers does not know it, or the folder does not hold what its
             config says.
     """
-    named = (config.get("architectures") or ["AutoModel"])[0]
+    named = named_class(config) or "AutoModel"
     return _pretrained(folder, config, weights, named, "sdpa", False)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.vision import lfm2_vl, qwen3_5
 from linexport.sources.loaded_model import VisionTower
 from linexport.system.json_object import JsonObject
@@ -26,5 +27,5 @@ TOWERS: dict[str, Callable[[LibraryObject], VisionTower]] = {
 
 def has_tower(config: JsonObject) -> bool:
     """Return whether a configuration is of a language model with a tower that is converted."""
-    named = (config.get("architectures") or [""])[0]
+    named = named_class(config) or ""
     return config["model_type"] in TOWERS and named.endswith("ForConditionalGeneration")
