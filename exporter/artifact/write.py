@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
 from linexport.manifest import DATA, MODEL, is_artifact
 from linexport.sources.files import check_link, check_text
+from linexport.system.replace_file import replacing
 
 __all__ = [
     "check_apart",
@@ -112,13 +112,9 @@ def publish(folder: Path, output: Path) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace one file of an artifact in one step."""
-    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
         _sync(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def save_model(

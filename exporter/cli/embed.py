@@ -19,7 +19,7 @@ from linexport.cli.options import (
     Strict,
     Threads,
     TimeLimit,
-    trust_of,
+    opener,
 )
 from linexport.cli.output import echo
 from linexport.errors import UsageError
@@ -78,21 +78,19 @@ def embed(
     with guarded_in_time(json, time_limit):
         import numpy as np
 
-        from linexport.artifact import load
-        from linexport.artifact.text.vectors import similarities, write_vectors
+        from linexport.artifact.text.vectors import (
+            check_vectors_path,
+            similarities,
+            write_vectors,
+        )
 
-        trust_of(key, newer_than)
+        opened = opener(threads, provider, strict, key, newer_than)
         texts = [*(text or ()), *(_lines(file) if file is not None else ())]
         if not texts:
             raise UsageError("Found no text. Give --text, or --file with one text a line.")
-        model = load(
-            artifact,
-            threads=threads,
-            provider=provider,
-            strict=strict,
-            key=key,
-            newer_than=newer_than,
-        )
+        model = opened(artifact)
+        if output is not None:
+            check_vectors_path(output, model.vectors.by_token)
         vectors = model.embed(texts, prompt=prompt, size=size)
         if output is not None:
             write_vectors(output, vectors)

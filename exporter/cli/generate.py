@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ from linexport.cli.options import (
     Threads,
     TimeLimit,
     completion,
-    trust_of,
+    opener,
 )
 from linexport.cli.output import echo
 from linexport.errors import UsageError
@@ -165,7 +164,7 @@ def generate(
 ) -> None:
     """Continue texts with a language model, token by token, from its state."""
     with guarded_in_time(json, time_limit):
-        from linexport.artifact import NGramDraft, load
+        from linexport.artifact import NGramDraft
         from linexport.artifact.text.generating import GenerationRequest
         from linexport.cli.texts import GeneratedTexts
 
@@ -179,15 +178,7 @@ def generate(
             raise UsageError(
                 f"--draft takes one prompt; found {len(prompt)}. Leave out one of both."
             )
-        trust_of(key, newer_than)
-        opened = partial(
-            load,
-            threads=threads,
-            provider=provider,
-            strict=strict,
-            key=key,
-            newer_than=newer_than,
-        )
+        opened = opener(threads, provider, strict, key, newer_than)
         model = opened(artifact)
         proposals: Draft | None = None
         if draft is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -21,6 +22,7 @@ from linexport.manifest.options import (
 from linexport.targets.runtime import providers
 
 if TYPE_CHECKING:
+    from linexport.artifact import Artifact
     from linexport.artifact.signature import Trust
 
 DEFAULT_TOKENS = 128
@@ -143,6 +145,27 @@ TimeLimit = Annotated[
         rich_help_panel=Panel.ISOLATION,
     ),
 ]
+
+
+def opener(
+    threads: int, provider: str, strict: bool, key: Path | None, newer_than: str | None
+) -> Callable[[str | Path], Artifact]:
+    """Return what opens artifacts as the options say.
+
+    Raises:
+        UsageError: a time without a key.
+    """
+    from linexport.artifact import load
+
+    trust_of(key, newer_than)
+    return partial(
+        load,
+        threads=threads,
+        provider=provider,
+        strict=strict,
+        key=key,
+        newer_than=newer_than,
+    )
 
 
 def trust_of(key: Path | None, newer_than: str | None) -> Trust | None:

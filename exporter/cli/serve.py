@@ -18,7 +18,7 @@ from linexport.cli.options import (
     ProviderOption,
     Strict,
     Threads,
-    trust_of,
+    opener,
 )
 from linexport.cli.output import echo
 from linexport.errors import EnvironmentProblemError
@@ -77,20 +77,11 @@ def serve(
             raise EnvironmentProblemError(
                 f"Serving needs {error.name}: {pip_install_here('serve')}."
             ) from None
-        from linexport.artifact import load
         from linexport.serving.computing import LocalComputing
         from linexport.serving.service import Service
 
         address = Address(host, port, read_token(token_file))
-        trust_of(key, newer_than)
-        model = load(
-            artifact,
-            threads=threads,
-            provider=provider,
-            strict=strict,
-            key=key,
-            newer_than=newer_than,
-        )
+        model = opener(threads, provider, strict, key, newer_than)(artifact)
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)
         if service.vectors is not None:

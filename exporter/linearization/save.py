@@ -7,7 +7,6 @@ A reference model becomes a linexport checkpoint. Any other module becomes an ex
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from linexport.models import checkpoint
 from linexport.models.registry import ReferenceModel
 from linexport.sources.linearized import NAME, as_json
 from linexport.sources.loaded_model import LoadedModel
+from linexport.system.replace_file import replacing
 from linexport.trace import export_program
 
 CHECKPOINT, PROGRAM = ".pt", ".pt2"
@@ -57,13 +57,8 @@ def save(linear: LoadedModel, path: Path, original: SoftmaxOriginal) -> None:
             checkpoint.save(linear.module, path, {NAME: as_json(original)})
             return
         program = linear.program or export_program(linear)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                notes = {f"{NAME}.json": json.dumps(as_json(original))}
-                torch.export.save(program, file, extra_files=notes)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as partial, partial.open("wb") as file:
+            notes = {f"{NAME}.json": json.dumps(as_json(original))}
+            torch.export.save(program, file, extra_files=notes)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from linexport.errors import UsageError
 from linexport.manifest import dumps
 from linexport.manifest.map_records import MapComparison
 from linexport.report import map_comparison as report
+from linexport.system.replace_file import replacing
 
 NAME = "maps"
 KINDS = (".html", ".png", ".json")
@@ -57,11 +57,8 @@ def _content(result: MapComparison, kind: str) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        with replacing(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

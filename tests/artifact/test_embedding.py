@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linexport.artifact.text.embedding import ROWS, batches
-from linexport.artifact.text.vectors import similarities, write_vectors
+from linexport.artifact.text.vectors import check_vectors_path, similarities, write_vectors
 from linexport.errors import UsageError
 
 
@@ -40,6 +40,34 @@ def test_vectors_are_written_by_their_kind(tmp_path: Path) -> None:
     write_vectors(tmp_path / "b.npz", tokens)
     with np.load(tmp_path / "b.npz") as found:
         assert [found[name].shape for name in found.files] == [(4, 3), (1, 3)]
-    for path, vectors in (("a.npz", texts), ("b.npy", tokens), ("none/a.npy", texts)):
-        with pytest.raises(UsageError, match=path):
-            write_vectors(tmp_path / path, vectors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "b.npz"]
+
+
+@pytest.mark.parametrize(
+    ("path", "by_token", "said"),
+    [
+        ("a.npz", False, "a.npz; this model's vectors are written to .npy"),
+        ("b.npy", True, "b.npy; this model's vectors are written to .npz"),
+        ("none/a.npy", False, "none does not exist"),
+    ],
+)
+def test_the_name_of_a_file_is_checked_first(
+    tmp_path: Path, path: str, by_token: bool, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_vectors_path(tmp_path / path, by_token)
+
+
+def test_a_file_of_vectors_that_cannot_be_written_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"before")
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left"):
+        write_vectors(path, np.ones((2, 3), np.float32))
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]

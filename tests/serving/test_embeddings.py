@@ -53,7 +53,7 @@ def test_vectors_are_those_of_the_artifact(server: Served, model: Artifact) -> N
     expected = model.embed(TEXTS, prompt="query")
     found = asked(server, input=TEXTS, prompt_name="query")
     np.testing.assert_allclose(vectors(found), expected, atol=1e-6)
-    rows = [model._vectors.tokens(text, "query") for text in TEXTS]
+    rows = [model.vectors.tokens(text, "query") for text in TEXTS]
     assert found.json()["usage"]["prompt_tokens"] == sum(map(len, rows))
     np.testing.assert_allclose(vectors(asked(server, input=rows)), expected, atol=1e-6)
     one = asked(server, input=rows[1], dimensions=7)
@@ -101,6 +101,11 @@ def test_memory_and_answers_are_limited(model: Artifact) -> None:
     with served(model, max_answer=2000) as small:
         found = asked(small, input=TEXTS)
         assert found.status_code == 413 and "--max-answer" in found.text
+    with served(model, max_prompt=6) as short:
+        for text in ("a long text of cats and bonds", [1] * 7):
+            found = asked(short, input=text)
+            assert found.status_code == 400 and "takes at most 6" in found.text
+        assert asked(short, input="x", prompt_name="").status_code == 200
 
 
 def test_a_model_of_texts_gives_no_vectors(tmp_path: Path, converted: Any) -> None:

@@ -8,7 +8,7 @@ Settings are read as data from the files that sentence-transformers writes besid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,14 +116,20 @@ class TextVectors:
         known = vocabulary if isinstance(vocabulary, int) else 0
         self._tokenizer: Tokenizer = find_tokenizer(folder, known, files)
 
-    def tokens(self, text: str, prompt: str | None = None) -> list[int]:
+    def tokens(self, text: str, prompt: str | None = None, most: int | None = None) -> list[int]:
         """Return the tokens of a text behind its prompt, cut to the longest.
 
+        Args:
+            text: to embed.
+            prompt: its name; None for the default one, "" for none.
+            most: tokens that are returned; None for any number.
+
         Raises:
+            TooManyTokensError: there are more, once cut.
             UsageError: there is no such prompt, the text is not valid UTF-8, or it has no tokens.
         """
         whole = self.settings.with_prompt(text, prompt)
-        ids = self._tokenizer.encode(whole, cut=self.settings.longest)
+        ids = self._tokenizer.encode(whole, cut=self.settings.longest, most=most)
         if not ids:
             raise UsageError("A text has no tokens; expected at least one.")
         return ids
@@ -153,33 +159,51 @@ class TextVectors:
         return [v[: len(row)] if self.by_token else v for row, v in zip(rows, values, strict=True)]
 
 
-def embed(
-    vectors: TextVectors,
-    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
-    rows: Sequence[Sequence[int]],
-    size: int | None = None,
-) -> Vectors:
-    """Return the vectors of texts that are tokens, see ``Artifact.embed``.
+class EmbeddedTexts:
+    """Texts on their way to vectors, in batches that a model runs one after another.
+
+        for batch in texts.batches:
+            texts.take(batch, run(texts.feeds(batch)))
+        texts.vectors()
+
+    Attributes:
+        rows: token ids of each text.
+        batches: places of the texts that are computed together.
+        found: vectors of the texts that were taken, each (size,), or (tokens, size).
 
     Args:
         vectors: of the model.
-        run: the model on whole sequences.
-        rows: token ids of each text.
+        rows: as above.
         size: numbers of a vector that are kept, of the first ones; None for all.
 
     Raises:
-        UsageError: a size that vectors do not have; or as ``run`` does.
+        UsageError: a size that vectors do not have.
     """
-    vectors.check_size(size)
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
-    for places in batches([len(row) for row in rows]):
-        batch = [rows[i] for i in places]
-        made = vectors.of_outputs(batch, run(vectors.feeds(batch)), size)
-        for place, vector in zip(places, made, strict=True):
-            found[place] = vector
-    if vectors.by_token:
-        return found
-    return np.stack(found) if found else np.empty((0, size or vectors.size), np.float32)
+
+    def __init__(
+        self, vectors: TextVectors, rows: Sequence[Sequence[int]], size: int | None = None
+    ) -> None:
+        vectors.check_size(size)
+        self._vectors, self._size, self.rows = vectors, size, rows
+        self.batches = list(batches([len(row) for row in rows]))
+        self.found: list[np.ndarray] = [np.empty(0)] * len(rows)
+
+    def feeds(self, batch: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return the inputs of a batch."""
+        return self._vectors.feeds([self.rows[i] for i in batch])
+
+    def take(self, batch: Sequence[int], outputs: Mapping[str, np.ndarray]) -> None:
+        """Take the vectors of a batch from the outputs of the model."""
+        made = self._vectors.of_outputs([self.rows[i] for i in batch], outputs, self._size)
+        for place, vector in zip(batch, made, strict=True):
+            self.found[place] = vector
+
+    def vectors(self) -> Vectors:
+        """Return all vectors, as ``Artifact.embed`` does."""
+        if self._vectors.by_token:
+            return self.found
+        size = self._size or self._vectors.size
+        return np.stack(self.found) if self.found else np.empty((0, size), np.float32)
 
 
 def batches(lengths: Sequence[int], rows: int = ROWS) -> Iterator[list[int]]:

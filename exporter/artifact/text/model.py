@@ -16,7 +16,7 @@ from linexport.artifact.model import Model
 from linexport.artifact.stream import Stream
 from linexport.artifact.text.batch import Batch
 from linexport.artifact.text.continuation import END, Generation, TextRow, continuations
-from linexport.artifact.text.embedding import TextVectors, Vectors, embed
+from linexport.artifact.text.embedding import EmbeddedTexts, TextVectors, Vectors
 from linexport.artifact.text.generating import GenerationRequest
 from linexport.artifact.text.generation_config import generation_defaults
 from linexport.artifact.text.language_interface import Prompt, language_interface
@@ -184,7 +184,12 @@ class TextModel(Model):
         return request.generation(self.path, model.vocabulary, self.verified), rows
 
     @cached_property
-    def _vectors(self) -> TextVectors:
+    def vectors(self) -> TextVectors:
+        """Texts to vectors of this model.
+
+        Raises:
+            UsageError: not an embedding model, or no tokenizer.
+        """
         return TextVectors(self.manifest, self.path, self.verified)
 
     def embed(
@@ -211,8 +216,11 @@ class TextModel(Model):
                 without tokens.
         """
         several = [texts] if isinstance(texts, str) else texts
-        rows = [self._vectors.tokens(text, prompt) for text in several]
-        found = embed(self._vectors, self.run, rows, size)
+        rows = [self.vectors.tokens(text, prompt) for text in several]
+        work = EmbeddedTexts(self.vectors, rows, size)
+        for batch in work.batches:
+            work.take(batch, self.run(work.feeds(batch)))
+        found = work.vectors()
         return found[0] if isinstance(texts, str) else found
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:

@@ -79,7 +79,7 @@ class Tokenizer(Protocol):
             cut: tokens that are kept of a longer text, those of its beginning and end among them.
 
         Raises:
-            TooManyTokensError: there are more.
+            TooManyTokensError: there are more, once cut.
         """
         ...
 
@@ -231,9 +231,10 @@ class _Bytes:
     ) -> list[int]:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         content = text.encode("utf-8", "surrogateescape")
+        content = content[:cut]
         if most is not None and len(content) > most:
             raise TooManyTokensError(len(content))
-        return list(content[:cut])
+        return list(content)
 
     def decoder(self, *, exact: bool = False) -> Decoder:
         return _ByteDecoder("surrogateescape" if exact else "replace")

@@ -8,6 +8,7 @@ import numpy as np
 
 from linexport.artifact.text.embedding import Vectors
 from linexport.errors import UsageError
+from linexport.system.replace_file import replacing
 
 
 def similarities(vectors: Vectors) -> list[float]:
@@ -24,20 +25,36 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
+def check_vectors_path(path: Path, by_token: bool) -> None:
+    """Check the name of a file for vectors, before they are computed.
+
+    Args:
+        path: of the file.
+        by_token: each token has a vector.
+
+    Raises:
+        UsageError: it has another ending than the vectors need, or no folder.
+    """
+    expected = ".npz" if by_token else ".npy"
+    if path.suffix != expected:
+        raise UsageError(f"Found --output {path}; this model's vectors are written to {expected}.")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"The folder {path.absolute().parent} does not exist. Make it first.")
+
+
 def write_vectors(path: Path, vectors: Vectors) -> None:
     """Write vectors to a file: .npy, or .npz with an array for each text, in their order.
 
+    The file is written whole or not at all.
+
     Raises:
-        UsageError: the name has another ending than the vectors need, or it cannot be written.
+        UsageError: it cannot be written.
     """
-    expected = ".npy" if isinstance(vectors, np.ndarray) else ".npz"
-    if path.suffix != expected:
-        raise UsageError(f"Found --output {path}; this model's vectors are written to {expected}.")
     try:
-        with path.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             if isinstance(vectors, np.ndarray):
                 np.save(file, vectors)
             else:
                 np.savez(file, *vectors)
     except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error.strerror}.") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None

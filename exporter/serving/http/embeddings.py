@@ -10,7 +10,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from linexport.artifact.text.embedding import TextVectors, batches
+from linexport.artifact.text.embedding import EmbeddedTexts, TextVectors
+from linexport.artifact.text.encoder import TooManyTokensError
 from linexport.serving.http.attend import attended
 from linexport.serving.http.budget import READ
 from linexport.serving.http.call_cost import HEAD, call_cost
@@ -68,16 +69,12 @@ async def embeddings(request: Request) -> Response:
             400, f"input: found {len(texts)} texts; expected 1 to {TEXTS}.", param="input"
         )
     rows = [await asyncio.to_thread(_tokens, service, vectors, fields, text) for text in texts]
-    places = list(batches([len(row) for row in rows]))
-    size = await _charge(request, service, vectors, fields, [[rows[i] for i in p] for p in places])
-    found: list[Any] = [None] * len(rows)
-    for own in places:
-        batch = [rows[i] for i in own]
-        outputs = await attended(request, service.computing.run(vectors.feeds(batch)))
-        made = vectors.of_outputs(batch, outputs, fields.dimensions)
-        for place, vector in zip(own, made, strict=True):
-            found[place] = vector
-    content = await desk.do(size, _answer, service.name, fields, found, sum(map(len, rows)))
+    work = EmbeddedTexts(vectors, rows, fields.dimensions)
+    size = await _charge(request, service, vectors, fields, work)
+    for batch in work.batches:
+        feeds = work.feeds(batch)
+        work.take(batch, await attended(request, service.computing.run(feeds)))
+    content = await desk.do(size, _answer, service.name, fields, work)
     return Response(content, media_type="application/json")
 
 
@@ -95,12 +92,16 @@ def _tokens(
     """Return the tokens of a text.
 
     Raises:
-        ContextLengthError: token ids that are more than the server or the model takes.
+        ContextLengthError: there are more than the server takes, or of token ids the model.
         UsageError: the text has none, or there is no such prompt.
     """
+    most = service.limits.max_prompt
     if isinstance(text, str):
-        return vectors.tokens(text, fields.prompt_name)
-    most = min(service.limits.max_prompt, vectors.settings.longest or service.limits.max_prompt)
+        try:
+            return vectors.tokens(text, fields.prompt_name, most)
+        except TooManyTokensError as error:
+            raise ContextLengthError(too_long(error.count, most)) from None
+    most = min(most, vectors.settings.longest or most)
     if len(text) > most:
         raise ContextLengthError(too_long(len(text), most))
     if not text:
@@ -113,7 +114,7 @@ async def _charge(
     service: Service,
     vectors: TextVectors,
     fields: EmbeddingRequest,
-    groups: Sequence[Sequence[Sequence[int]]],
+    work: EmbeddedTexts,
 ) -> int:
     """Take the memory of the largest batch and of the answer; returns the bytes of that.
 
@@ -121,9 +122,9 @@ async def _charge(
         ProtocolError: there is not so much, or the answer is larger than the server sends.
     """
     charge, limits = request.scope["charge"], service.limits
-    texts = sum(len(row) if vectors.by_token else 1 for group in groups for row in group)
+    texts = sum(len(row) if vectors.by_token else 1 for row in work.rows)
     count = texts * (fields.dimensions or vectors.size)
-    size = HEAD * (1 + sum(map(len, groups)))
+    size = HEAD * (1 + len(work.rows))
     size += 4 * count * 4 // 3 if fields.encoding_format == "base64" else largest(count, FLOAT)
     if size > limits.max_answer:
         raise ProtocolError(
@@ -135,15 +136,15 @@ async def _charge(
         )
     charge.take(size, "the answer")
     costs = []
-    for group in groups:
-        feeds = vectors.feeds(group)
+    for batch in work.batches:
+        feeds = work.feeds(batch)
         inside = await request.app.desk.do(None, service.memory.bytes, feeds)
         costs.append(call_cost(service.manifest, InferRequest(inputs=[]), feeds, inside).call)
     charge.take(max(costs), "what the model computes")
     return size
 
 
-def _answer(name: str, fields: EmbeddingRequest, found: Sequence[np.ndarray], tokens: int) -> bytes:
+def _answer(name: str, fields: EmbeddingRequest, work: EmbeddedTexts) -> bytes:
     as_text = fields.encoding_format == "base64"
     data = [
         {
@@ -151,8 +152,9 @@ def _answer(name: str, fields: EmbeddingRequest, found: Sequence[np.ndarray], to
             "index": index,
             "embedding": _base64(vector) if as_text else _nested(vector),
         }
-        for index, vector in enumerate(found)
+        for index, vector in enumerate(work.found)
     ]
+    tokens = sum(map(len, work.rows))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     content: Mapping[str, object] = {"object": "list", "data": data, "model": name, "usage": usage}
     return encoded(content)
