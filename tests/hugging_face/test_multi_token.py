@@ -100,7 +100,9 @@ def converted(
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp("artifacts") / kind
             manifest = linexport.convert(folder(kind), made[kind], bench=False, threads=1)
-            assert manifest.status == "ok" and not manifest.warnings
+            # How much float32 loses differs by processor.
+            said = [w for w in manifest.warnings if not w.startswith("The original itself loses")]
+            assert manifest.status == "ok" and not said
         return made[kind]
 
     return convert
