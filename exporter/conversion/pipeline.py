@@ -52,6 +52,7 @@ FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
 """Options that go with quantised weights alone."""
 
 
+@objects.takes_examples
 def convert(
     source: object,
     output: str | Path | None = None,
@@ -107,7 +108,8 @@ def convert(
             these, a ``torch.export.ExportedProgram`` or a causal language model of transformers.
             Objects are not changed.
         output: the folder to make; by default the name of the source with ".artifact".
-        args: positional example inputs of a module.
+        args: positional example inputs of a module. They may also stand behind it, as for
+            torch.export: convert(module, (x,), {"mask": m}, output="artifact").
         kwargs: example inputs by name.
         dynamic_shapes: sizes of the inputs that vary, in ``torch.export.export``'s notation; by
             default the batch and the tokens, and {} for none.

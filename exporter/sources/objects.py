@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from linexport.errors import UsageError
 from linexport.sources.files import first_line
@@ -21,6 +24,12 @@ from linexport.sources.loaded_model import LoadedModel, Source
 
 KIND = "object"
 """Kind of such a source."""
+
+EXAMPLES = ("args", "kwargs", "dynamic_shapes")
+"""Parameters for examples of a module, in torch.export's order."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WAYS = (
     "Expected the path of a model, package.module:callable, file.py:Class, a torch.nn.Module with "
@@ -75,6 +84,36 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
     assert isinstance(copied, torch.nn.Module)
     loaded = load_module((uncompiled(copied), *rest), location, whole=whole)
     return replace(loaded, source=replace(loaded.source, kind=KIND))
+
+
+def takes_examples(convert: Callable[P, R]) -> Callable[P, R]:
+    """Let a function whose second parameter is a path take examples there, as torch.export does.
+
+        convert(module, (x,), {"mask": m}, output="artifact")
+
+    Raises:
+        UsageError: examples are given by place and by name.
+    """
+
+    by_name: Callable[..., R] = convert
+
+    @wraps(convert)
+    def called(*given: P.args, **named: P.kwargs) -> R:
+        source, *places = given
+        if not places or places[0] is None or isinstance(places[0], str | Path):
+            return convert(*given, **named)
+        examples = dict(zip(EXAMPLES, places, strict=False))
+        twice = [f"{name} behind the module and by name" for name in examples if name in named]
+        if len(places) > len(EXAMPLES):
+            twice = [f"{len(places)} arguments behind the module"]
+        if twice:
+            raise UsageError(
+                f"Found {twice[0]}. Expected convert(module, args, kwargs, dynamic_shapes), each "
+                "once, and output by name."
+            )
+        return by_name(source, **examples, **named)
+
+    return called
 
 
 def with_examples(

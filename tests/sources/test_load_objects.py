@@ -77,6 +77,18 @@ def test_a_module_converts_and_is_not_changed(
         linexport.validate(tmp_path / "Attention.artifact", source=(other, (x,)))
 
 
+def test_examples_stand_behind_the_module_as_for_torch_export(tmp_path: Path) -> None:
+    module, x, scale = Attention(), example(), {"scale": torch.ones(WIDTH)}
+    convert: Any = linexport.convert  # type checkers hold callers to the names
+    for i, examples in enumerate([((x,),), ((x,), scale), ((), {"x": x}), (x,)]):
+        manifest = convert(module, *examples, output=tmp_path / str(i), bench=False, threads=1)
+        assert manifest.status == "ok" and (tmp_path / str(i)).is_dir()
+    with pytest.raises(UsageError, match="Found args behind the module and by name"):
+        convert(module, (x,), args=(x,))
+    with pytest.raises(UsageError, match="Found 4 arguments behind the module"):
+        convert(module, (x,), {}, None, "artifact")
+
+
 @pytest.mark.parametrize(
     "form",
     [
