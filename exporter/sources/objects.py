@@ -94,7 +94,6 @@ def takes_examples(convert: Callable[P, R]) -> Callable[P, R]:
     Raises:
         UsageError: examples are given by place and by name.
     """
-
     by_name: Callable[..., R] = convert
 
     @wraps(convert)
