@@ -95,7 +95,9 @@ def _first_line(module: str) -> tuple[str, str]:
     try:
         spec = importlib.util.find_spec(module)
         loader: Any = spec.loader if spec else None
-        text = ast.get_docstring(ast.parse(loader.get_source(module))) or ""
+        # Not get_source, which pytest's loader of plugins lacks.
+        source = importlib.util.decode_source(loader.get_data(spec.origin if spec else ""))
+        text = ast.get_docstring(ast.parse(source)) or ""
     except Exception:  # the code of others: loading it says what is wrong
         return "", ""
     named = _FIRST_LINE.match(text)

@@ -321,8 +321,10 @@ def test_weights_written_a_second_time_replace_the_first(
 # Shipping
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built where no C++ compiler is found: the install of these tests has compiled already."""
+    tmp_path = tmp_path_factory.mktemp("wheel")
     copy = tmp_path / "source"
     ignored = shutil.ignore_patterns(
         ".*", "*.egg-info", "__pycache__", "build", "tests", "shared", "results", "tools"
@@ -340,6 +342,19 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     [wheel] = tmp_path.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path) -> Path:
+    """A folder to import the package from, as pip installs it."""
+    folder = wheel.parent / "unpacked"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+    return folder
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, unpacked: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     tops = {n.split("/")[0] for n in names}
@@ -359,19 +374,38 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     [metadata] = (n for n in names if n.endswith("entry_points.txt"))
     with zipfile.ZipFile(wheel) as file:
         assert "linexport = linexport.__main__:main" in file.read(metadata).decode()
-        unpacked = tmp_path / "unpacked"
-        file.extractall(unpacked)
     script = "import linexport, sys; print(linexport.__file__, linexport.__version__)"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(unpacked)!r}); {script}"],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=unpacked.parent,
     )
     assert done.stdout.split() == [
         str(unpacked / "linexport" / "__init__.py"),
         linexport.__version__,
     ]
+
+
+def test_the_pytest_plugin_of_an_installed_package_converts(unpacked: Path, tmp_path: Path) -> None:
+    """pytest loads all modules of an installed plugin itself, to rewrite their assertions."""
+    (tmp_path / "test_own.py").write_text(
+        "import linexport, torch\n"
+        "from linexport import models\n\n"
+        "def test_equal(linexport_parity):\n"
+        f"    assert linexport.__file__.startswith({str(unpacked)!r})\n"
+        "    assert 'Rewriting' in type(linexport.__loader__).__name__\n"
+        "    layer = models.build('linear_attention_layer', {'num_heads': 2, 'head_dim': 8})\n"
+        "    linexport_parity(layer, tuple(torch.randn(3, 2, 8, 16)), lengths=(5,), batch=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(unpacked)},
+    )
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_a_manifest_is_returned_as_it_is_written(
