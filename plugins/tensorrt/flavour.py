@@ -131,7 +131,7 @@ def driver() -> Any:
         from cuda.bindings import driver as cuda
     except ImportError as error:
         raise EnvironmentProblemError(
-            f"cuda-python is missing ({error}): pip install cuda-bindings"
+            f"The package cuda-bindings is missing ({error}): pip install cuda-bindings"
         ) from None
     try:
         ctypes.CDLL("libcuda.so.1")

@@ -280,7 +280,7 @@ def look_here(flavour: Flavour) -> tuple[int | None, list[str]]:
     try:
         flavour.load()
     except EnvironmentProblemError as error:
-        problems.append(str(error))
+        problems.append(f"{str(error).rstrip('.')}.")
     try:
         device = Device()
         sm = device.sm
