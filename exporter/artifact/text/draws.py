@@ -58,7 +58,10 @@ def weights(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def nucleus(w: np.ndarray, logits: np.ndarray, share: float) -> np.ndarray:
-    """Return the fewest tokens of the largest logits whose weights are ``share`` of all, ascending.
+    """Return whether each token is in the nucleus, (vocabulary,) bool.
+
+    The nucleus is the fewest tokens of the largest logits whose weights are ``share`` of all; of
+    equal logits it has the first tokens.
 
     Args:
         w: weights of all tokens, (vocabulary,) float32.
@@ -68,13 +71,18 @@ def nucleus(w: np.ndarray, logits: np.ndarray, share: float) -> np.ndarray:
     total = float(_sums(w).sum())
     needed = share * total
     before, near = 0, _superset(logits, min(HEAD, len(logits)))
-    already, sizes = 0.0, w[near]
-    if _sum(sizes) < needed:
-        before, already, sizes = _around_the_end(w, logits, near, total, needed)
+    already = 0.0
+    if _sum(w[near]) < needed:
+        before, already, near = _around_the_end(w, logits, near, total, needed)
     # A weight grows with its logit, so that those of the largest logits are the largest weights.
-    reached = already + np.cumsum(np.sort(sizes)[::-1], dtype=np.float64)
-    count = before + 1 + int(np.searchsorted(reached, needed))
-    return largest(logits, min(count, len(logits)))
+    reached = already + np.cumsum(np.sort(w[near])[::-1], dtype=np.float64)
+    count = min(1 + int(np.searchsorted(reached, needed)), len(near))
+    # The token that ends the nucleus is among those near its end, which alone are partitioned.
+    last = np.partition(logits[near], -count)[-count]
+    kept = logits > last
+    missing = before + count - int(np.count_nonzero(kept))
+    kept[np.flatnonzero(logits == last)[:missing]] = True
+    return kept
 
 
 def draw(w: np.ndarray, uniform: float) -> int:
@@ -114,7 +122,7 @@ def _superset(logits: np.ndarray, count: int) -> np.ndarray:
 def _around_the_end(
     w: np.ndarray, logits: np.ndarray, head: np.ndarray, total: float, needed: float
 ) -> tuple[int, float, np.ndarray]:
-    """Return how many tokens are surely in the nucleus, their sum, and weights among which it ends.
+    """Return how many tokens are surely in the nucleus, their sum, and those among which it ends.
 
     Args:
         w: weights of all tokens.
@@ -133,11 +141,11 @@ def _around_the_end(
     margin = 8 + 3 * int(rank**0.5)
     surely = w >= (seen[rank - margin] if rank >= margin else w[head].min())
     possible = w >= (seen[rank + margin] if rank + margin < len(seen) else 0)
-    already = float(_sums(w * surely).sum())
-    near = w[possible ^ surely]
-    if already < needed <= already + _sum(near):
+    already = _sum_within(w, surely)
+    near = np.flatnonzero(possible ^ surely)
+    if already < needed <= already + _sum(w[near]):
         return int(np.count_nonzero(surely)), already, near
-    return 0, 0.0, w
+    return 0, 0.0, np.arange(len(w))
 
 
 def _sums(w: np.ndarray) -> np.ndarray:
@@ -145,6 +153,16 @@ def _sums(w: np.ndarray) -> np.ndarray:
     whole = len(w) // BLOCK * BLOCK
     sums = w[:whole].reshape(-1, BLOCK) @ np.ones(BLOCK, w.dtype)
     return np.append(sums, w[whole:].sum()).astype(np.float64)
+
+
+def _sum_within(w: np.ndarray, mask: np.ndarray) -> float:
+    """Return the sum of the weights that a mask (vocabulary,) has, in a buffer of the cache."""
+    found, buffer = 0.0, np.empty(CACHED, w.dtype)
+    for start in range(0, len(w), CACHED):
+        part = w[start : start + CACHED]
+        within = np.multiply(part, mask[start : start + CACHED], out=buffer[: len(part)])
+        found += float(_sums(within).sum())
+    return found
 
 
 def _sum(w: np.ndarray) -> float:

@@ -102,17 +102,26 @@ class Sampling:
         """
         if len(logits) <= EXACT:
             return draws.draw(self.probabilities(logits), uniform)
-        w = None
         if self.top_k:
-            kept, rest = draws.largest(logits, min(self.top_k, len(logits))), replace(self, top_k=0)
-        elif self.top_p < 1:
+            kept = draws.largest(logits, min(self.top_k, len(logits)))
+            return int(kept[replace(self, top_k=0).drawn(logits[kept], uniform)])
+        w, possible = None, None
+        if self.top_p < 1:
             w = draws.weights(logits, self.temperature)
-            kept, rest = draws.nucleus(w, logits, self.top_p), replace(self, top_p=1.0)
-        elif self.min_p > 0:
-            least = logits.max() + self.temperature * np.log(self.min_p)
-            kept, rest = np.flatnonzero(logits >= least), replace(self, min_p=0.0)
-        else:
-            return draws.draw(draws.weights(logits, self.temperature), uniform)
+            possible = draws.nucleus(w, logits, self.top_p)
+        if self.min_p > 0:
+            likely = logits >= logits.max() + self.temperature * np.log(self.min_p)
+            possible = likely if possible is None else possible & likely
+        if possible is not None and np.count_nonzero(possible) <= EXACT:
+            return self._drawn_within(np.flatnonzero(possible), logits, uniform)
+        w = draws.weights(logits, self.temperature) if w is None else w
+        if possible is not None:
+            w *= possible
+        return draws.draw(w, uniform)
+
+    def _drawn_within(self, kept: np.ndarray, logits: np.ndarray, uniform: float) -> int:
+        """Return the token at a share of the probabilities of some tokens, (their number,)."""
+        rest = replace(self, top_k=0, top_p=1.0, min_p=0.0)
         return int(kept[rest.drawn(logits[kept], uniform)])
 
     def penalised(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
