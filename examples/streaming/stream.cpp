@@ -47,7 +47,9 @@ static void release(OrtValue* value) {
 
 struct State {
   std::string past, present;
-  std::vector<float> first;  // its memory before the first call
+  int type;
+  std::vector<float> numbers;  // of a state of float32 before the first call
+  std::vector<int64_t> integers;  // of one of int64
   std::vector<int64_t> shape;
 };
 
@@ -56,24 +58,45 @@ struct Model {
   size_t taken;  // numbers of a step; 0 for a token
   size_t given;  // numbers of an output: the size of the vocabulary, or of a vector
   std::vector<State> states;
+  std::vector<std::string> ones;  // further inputs, of int64, that are 1 for each token: masks
 };
 
 [[noreturn]] static void refuse(const std::string& found) { throw std::runtime_error(found); }
 
-// A state of a batch of one.
+// A state of a batch of one. One that grows with the tokens, as keys and values do, begins without any.
 static State read_state(const Json& entry) {
-  State state{entry["past"].text, entry["present"].text, {}, {1}};
-  if (entry["dtype"].text != "float32") refuse(state.past + " is not of float32");
-  if (entry["grows"].kind != Json::kNull) refuse(state.past + " grows with the tokens");
+  State state{entry["past"].text, entry["present"].text, kFloat, {}, {}, {1}};
+  const std::string& type = entry["dtype"].text;
+  if (type != "float32" && type != "int64") refuse(state.past + " is of " + type + ", not of float32 or int64");
+  const Json& grows = entry["grows"];
   const std::vector<Json>& dims = entry["shape"].list;
   int64_t size = 1;
   for (size_t i = 1; i < dims.size(); ++i) {
-    const int64_t dim = static_cast<int64_t>(dims[i].number);
-    if (dim < 1 || dim > (1 << 24) || (size *= dim) > (1 << 28)) refuse(state.past + " has no usable shape");
+    const bool empty = grows.kind != Json::kNull && grows.number == static_cast<double>(i);
+    const int64_t dim = empty ? 0 : static_cast<int64_t>(dims[i].number);
+    if (dim < !empty || dim > (1 << 24) || (size *= dim) > (1 << 28)) refuse(state.past + " has no usable shape");
     state.shape.push_back(dim);
   }
-  state.first.assign(size, static_cast<float>(entry["initial"].number));
+  const double first = entry["initial"].number;
+  if (type == "int64") {
+    state.type = kInt64;
+    state.integers.assign(size, static_cast<int64_t>(first));
+  } else {
+    state.numbers.assign(size, static_cast<float>(first));
+  }
   return state;
+}
+
+// The value of a state before the first call.
+static OrtValue* first_value(OrtMemoryInfo* memory, State& state) {
+  static float none;  // the address of what has no values
+  const bool integers = state.type == kInt64;
+  void* data = integers ? static_cast<void*>(state.integers.data()) : state.numbers.data();
+  const size_t bytes = integers ? state.integers.size() * sizeof(int64_t) : state.numbers.size() * sizeof(float);
+  OrtValue* value;
+  call<CreateTensorWithDataAsOrtValue>(memory, bytes ? data : &none, bytes, state.shape.data(), state.shape.size(),
+                                       state.type, &value);
+  return value;
 }
 
 // The fixed last size of a tensor of float32 with so many dimensions.
@@ -100,6 +123,10 @@ static Model read_model(const std::string& path) {
   for (const Json& input : manifest["inputs"].list) {
     const std::string& name = input["name"].text;
     if (carried.count(name)) continue;
+    if (input["default"].kind == Json::kNumber && input["default"].number == 1 && input["dtype"].text == "int64") {
+      model.ones.push_back(name);
+      continue;
+    }
     if (!model.input.empty()) refuse("a second input, " + name + ": this program feeds one");
     model.input = name;
     if (input["dtype"].text == "int64" && input["shape"].list.size() == 2) continue;
@@ -175,13 +202,14 @@ int main(int count, char** arguments) {
   for (State& state : model.states) {
     input_names.push_back(state.past.c_str());
     output_names.push_back(state.present.c_str());
-    OrtValue* value;
-    call<CreateTensorWithDataAsOrtValue>(memory, state.first.data(), state.first.size() * sizeof(float),
-                                         state.shape.data(), state.shape.size(), kFloat, &value);
-    inputs.push_back(value);
+    inputs.push_back(first_value(memory, state));
   }
-
   const int64_t shape[] = {1, 1, static_cast<int64_t>(model.taken)};
+  int64_t one = 1;
+  for (const std::string& name : model.ones) {
+    input_names.push_back(name.c_str());
+    inputs.push_back(nullptr);
+  }
   std::vector<float> vector(model.taken);
   for (int i = 3; model.taken ? read_vector(vector) : i < count; ++i) {
     int64_t token = model.taken ? 0 : std::strtoll(arguments[i], nullptr, 10);
@@ -190,6 +218,8 @@ int main(int count, char** arguments) {
                                            kFloat, &inputs[0]);
     else
       call<CreateTensorWithDataAsOrtValue>(memory, &token, sizeof token, shape, size_t{2}, kInt64, &inputs[0]);
+    for (size_t n = inputs.size() - model.ones.size(); n < inputs.size(); ++n)
+      call<CreateTensorWithDataAsOrtValue>(memory, &one, sizeof one, shape, size_t{2}, kInt64, &inputs[n]);
     std::vector<OrtValue*> outputs(output_names.size(), nullptr);
     call<Run>(session, nullptr, input_names.data(), inputs.data(), inputs.size(), output_names.data(),
               output_names.size(), outputs.data());

@@ -8,9 +8,18 @@ Prints the argmax of the logits after each token. ``stream.cpp`` is the same pro
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+
+
+def first(state: dict[str, Any]) -> np.ndarray:
+    """Return a state of a batch of one; one that grows, as keys and values do, begins empty."""
+    shape = [1, *state["shape"][1:]]
+    if state["grows"] is not None:
+        shape[state["grows"]] = 0
+    return np.full(shape, state["initial"], state["dtype"])
 
 
 def main(folder: Path, tokens: list[int]) -> None:
@@ -18,11 +27,12 @@ def main(folder: Path, tokens: list[int]) -> None:
     states = json.loads((folder / "manifest.json").read_text())["states"]
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     carried = {s["past"]: s["present"] for s in states}
-    state = {s["past"]: np.full([1, *s["shape"][1:]], s["initial"], s["dtype"]) for s in states}
-    token_input = next(i.name for i in session.get_inputs() if i.name not in carried)
+    state = {s["past"]: first(s) for s in states}
+    token_input, *masks = [i.name for i in session.get_inputs() if i.name not in carried]
     outputs = [o.name for o in session.get_outputs()]
     for token in tokens:
         feeds = {token_input: np.array([[token]]), **state}
+        feeds |= {mask: np.array([[1]]) for mask in masks}
         results = dict(zip(outputs, session.run(outputs, feeds), strict=True))
         state = {past: results[present] for past, present in carried.items()}
         print(int(results[outputs[0]].argmax()))

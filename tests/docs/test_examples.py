@@ -14,6 +14,7 @@ import torch
 
 from linexport.plugins.cpu import library as cpu
 from tests.support import ROOT
+from tests.support.families import TINY, save_model
 
 EXAMPLES = ROOT / "examples"
 TOKENS = ["100", "101", "102", "32", "109"]
@@ -90,6 +91,31 @@ def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
         command = [program, library, tmp_path, *TOKENS]
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
         assert done.returncode == 1 and said in done.stderr, (wrong, done.stderr)
+
+
+@pytest.mark.services
+def test_a_hybrid_streams_in_both(tmp_path: Path) -> None:
+    """Its keys and values grow, its mask is of integers, and it takes a mask for the token."""
+    import onnxruntime
+
+    import linexport
+
+    pytest.importorskip("transformers", reason="needs the hf extra")
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    save_model(TINY["qwen3_next"], "qwen3_next", tmp_path / "model")
+    artifact, program = tmp_path / "artifact", tmp_path / "stream"
+    made = linexport.convert(tmp_path / "model", artifact, bench=False, threads=1).load()
+    assert any(state.grows is not None for state in made.manifest.states)
+    tokens = ["3", "1", "4", "1", "5", "9"]
+    logits = made.run(np.array([[int(token) for token in tokens]]))["logits"][0]
+    folder = EXAMPLES / "streaming"
+    run(compiler, "-std=c++17", "stream.cpp", "-o", program, "-ldl", cwd=folder)
+    library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
+    for command in ((program, library), (sys.executable, folder / "stream.py")):
+        printed = run(*command, artifact, *tokens, cwd=tmp_path)
+        assert [int(line) for line in printed.split()] == logits.argmax(-1).tolist()
 
 
 @pytest.mark.services
