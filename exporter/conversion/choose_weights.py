@@ -5,23 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.conversion.automatic_bits import within
+from linexport.errors import UnsupportedModelError
 from linexport.graph.bottlenecks import bottlenecks
-from linexport.manifest.quantisation import ParetoPoint
+from linexport.manifest.quantisation import CheckpointRecord, ParetoPoint
 from linexport.quantization.calibration_inputs import CalibrationInputs
 from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
+from linexport.quantization.keep import keep_integers
 from linexport.quantization.layer_chain import LayerChain
 from linexport.quantization.opened import FloatModel
+from linexport.quantization.quantisable import KeptWeight
 from linexport.quantization.sensitivity import divergences
+from linexport.sources.packed import StoredWeights
 from linexport.system.progress import Stopwatch
 
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """Chosen weights, the divergence of each alone, and the sizes ``auto`` went through."""
+    """Weights in few bits, and what led to them.
+
+    Attributes:
+        chosen: the weights.
+        divergences: of each alone, where it was measured.
+        pareto: sizes that ``auto`` went through.
+        left: weights that ``keep`` leaves in float32.
+        checkpoint: whose integers ``keep`` took.
+    """
 
     chosen: list[Chosen]
     divergences: dict[str, float]
     pareto: tuple[ParetoPoint, ...] = ()
+    left: tuple[KeptWeight, ...] = ()
+    checkpoint: CheckpointRecord | None = None
 
 
 def choose(
@@ -54,6 +68,38 @@ def choose(
     total = len(quantiser.weights)
     with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
         return ChosenWeights(quantiser.uniform(BITS[weights], advance), {}), None
+
+
+def keep(
+    stored: StoredWeights,
+    model: FloatModel,
+    quantiser: Quantiser,
+    portable: bool,
+    watch: Stopwatch,
+) -> ChosenWeights:
+    """Keep the integers of a checkpoint where they mean exactly the weights of the model.
+
+    Args:
+        stored: the checkpoint.
+        model: the float32 model that was made of it.
+        quantiser: of its weights.
+        portable: standard operators must hold them.
+        watch: shown the stages.
+
+    Raises:
+        UnsupportedModelError: no weight can be kept.
+    """
+    total = len(quantiser.weights)
+    with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
+        found = keep_integers(stored, quantiser.weights, model.values, portable, advance)
+    if not found.chosen:
+        reasons = "; ".join(f"{k.name}: {k.reason}" for k in found.left[:3])
+        raise UnsupportedModelError(
+            f"No weights of {model.artifact.manifest.source.location} can be kept as they are "
+            f"stored ({reasons}). Pass --weights int8 or int4."
+        )
+    record = CheckpointRecord(str(stored.title), len(found.chosen))
+    return ChosenWeights(list(found.chosen), {}, left=found.left, checkpoint=record)
 
 
 def _automatic(

@@ -18,7 +18,7 @@ from linexport.artifact.temporary import Run
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
-from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
+from linexport.quantization.choose_bits import AUTO, BITS, KEEP, Chosen, Quantiser
 from linexport.quantization.half import half_model
 from linexport.quantization.layer_chain import Window, outputs_of
 from linexport.quantization.opened import FloatModel
@@ -28,6 +28,7 @@ FINER = {
     "int4": ("int8", "bf16", "fp16"),
     "int8": ("bf16", "fp16"),
     AUTO: ("bf16", "fp16"),  # past its limit, all its weights have 8 bits
+    KEEP: ("bf16", "fp16"),  # its weights are exact: activations in 8 bits make the difference
     "bf16": ("fp16",),
     "fp16": (),
 }

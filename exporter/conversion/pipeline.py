@@ -39,12 +39,16 @@ from linexport.manifest.options import (
     command,
     defaults,
 )
+from linexport.quantization.choose_bits import KEEP
 from linexport.quantization.half import HALF
+from linexport.quantization.keep import check_checkpoint
 from linexport.quantization.token_windows import read_text
 from linexport.sources import LoadedModel, is_factory, load_model, objects
 from linexport.sources.callables import without_arguments
+from linexport.sources.checkpoint_weights import checkpoint_weights
 from linexport.sources.hugging_face import declared_head, hub
 from linexport.sources.metric import as_metric, check_drop
+from linexport.sources.packed import StoredWeights
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import EXTENTS
 
@@ -115,8 +119,9 @@ def convert(
             default the batch and the tokens, and {} for none.
         target: Where it will run.
         precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
-        weights: For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; or
-            auto, 4 or 8 bits for each weight until max_kld holds.
+        weights: For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4;
+            auto, 4 or 8 bits for each weight until max_kld holds; or keep, the integers of a
+            quantised checkpoint.
         data: Text to choose values by and to compare on: a UTF-8 file, or a folder of .txt files.
             Without it, the source of Python's standard library.
         max_kld: Largest mean KL divergence from the float32 model, in nats. More is exit code 3.
@@ -265,6 +270,7 @@ def _quantised(
     head = declared_head(source, config.pooling)
     if head is not None:  # others are known once they are loaded
         check_head(config.weights, config.max_kld, head)
+    checkpoint = _checkpoint(source, config) if config.weights == KEEP else None
     by_layers = announced(source, place, config, progress or Silent())
     plain = {**dict.fromkeys(FOR_WEIGHTS), "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:
@@ -288,6 +294,7 @@ def _quantised(
             progress=progress,
             options=config,
             original=_in_half(source, config),
+            checkpoint=checkpoint,
         )
     if not config.measures or by_layers:  # the original would be in memory as a whole
         return manifest
@@ -296,6 +303,22 @@ def _quantised(
     tested = reopen(checked, source, config.threads, config.trust_remote_code, watch)
     how = Measuring(config.lengths, EXTENTS[config.extent].on(config.threads), config.seed)
     return measure_again(checked, tested, how, watch)
+
+
+def _checkpoint(source: str | Path | LoadedModel, config: ConvertOptions) -> StoredWeights:
+    """The stored weights of a source, some of which can be kept as they are.
+
+    Raises:
+        UsageError: it is not a quantised checkpoint, or the conversion is isolated.
+    """
+    if config.isolated:
+        raise UsageError(
+            "--weights keep reads the checkpoint again, outside of the process of --isolated. "
+            "Leave out one of them."
+        )
+    stored = checkpoint_weights(_named(source), config.trust_remote_code)
+    check_checkpoint(stored, _named(source))
+    return stored
 
 
 def _in_half(source: str | Path | LoadedModel, config: ConvertOptions) -> LoadedModel | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from linexport.manifest import DATA, MODEL
 from linexport.manifest.quantisation import (
@@ -12,16 +12,16 @@ from linexport.manifest.quantisation import (
     QuantisedTensorRecord,
 )
 from linexport.manifest.records import FileRecord
-from linexport.quantization.choose_bits import Chosen, Quantiser
+from linexport.quantization.choose_bits import Chosen
 from linexport.quantization.opened import FloatModel
-from linexport.quantization.quantisable import Weight
+from linexport.quantization.quantisable import KeptWeight, Weight
 
 
 def record_of(
     weights: str,
     limit: float | None,
     tensors: tuple[QuantisedTensorRecord, ...],
-    quantiser: Quantiser,
+    kept: Sequence[KeptWeight],
     model: FloatModel,
     pareto: tuple[ParetoPoint, ...] = (),
 ) -> QuantisationRecord:
@@ -35,8 +35,7 @@ def record_of(
         reference="",
         tensors=tensors,
         kept=tuple(
-            KeptTensorRecord(k.name, int(model.values[k.name].nbytes), k.reason)
-            for k in quantiser.kept
+            KeptTensorRecord(k.name, int(model.values[k.name].nbytes), k.reason) for k in kept
         ),
         bits_per_weight=8 * stored / count,
         model_bytes=float32_bytes,

@@ -19,7 +19,7 @@ from linexport.artifact.runtime import Artifact
 from linexport.artifact.signature import Trust
 from linexport.artifact.temporary import Run
 from linexport.conversion.add_records import with_status
-from linexport.conversion.choose_weights import ChosenWeights, choose
+from linexport.conversion.choose_weights import ChosenWeights, choose, keep
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.other_weights import with_alternatives
 from linexport.conversion.publish import check_place, publish
@@ -41,7 +41,7 @@ from linexport.manifest.records import HeadName, StageRecord
 from linexport.manifest.rewriting import NodesRecord
 from linexport.quantization import forecast
 from linexport.quantization.calibration_inputs import inputs_of
-from linexport.quantization.choose_bits import AUTO, CHOICES, Quantiser
+from linexport.quantization.choose_bits import AUTO, CHOICES, KEEP, Quantiser
 from linexport.quantization.half import HALF, half_model
 from linexport.quantization.opened import FloatModel, open_deployed, open_exactly, unopened
 from linexport.quantization.portable import portable_model
@@ -49,6 +49,7 @@ from linexport.quantization.proof import Runs, with_proof
 from linexport.quantization.rewrite import quantised_model
 from linexport.sources import LoadedModel
 from linexport.sources.metric import Evaluate, Metric, as_metric, check_drop
+from linexport.sources.packed import StoredWeights
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 REWRITES = {"ort": quantised_model, "onnx": portable_model}
@@ -74,6 +75,7 @@ def quantize(
     progress: Progress | None = None,
     options: ConvertOptions | None = None,
     original: LoadedModel | None = None,
+    checkpoint: StoredWeights | None = None,
     trust: Trust | None = None,
 ) -> Manifest:
     """Write a copy of a checked float32 artifact whose weights take fewer bits.
@@ -81,7 +83,8 @@ def quantize(
     Args:
         artifact: folder that ``linexport convert`` wrote for target ort or onnx.
         output: the folder to make.
-        weights: fp16 or bf16; int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds.
+        weights: fp16 or bf16; int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds;
+            keep: the integers of ``checkpoint``.
         data: text to choose values by and to compare on: a file or a folder of ``.txt`` files.
             None: the source of Python's standard library.
         max_kld: largest mean KL divergence from the float32 model, nats; more is a failure. None:
@@ -96,6 +99,7 @@ def quantize(
         progress: shown the stages.
         options: those of the conversion that this is part of, for the manifest.
         original: the model in PyTorch; half precision is compared with its own, too.
+        checkpoint: the stored weights that the artifact was made of; None where they are not known.
         trust: whose artifacts are taken; None for anybody's.
 
     Returns:
@@ -103,11 +107,18 @@ def quantize(
         "quantisation_failed" where ``max_kld`` or ``max_drop`` is exceeded, among others.
 
     Raises:
-        UsageError: no such artifact, not a float32 one, or data that cannot be read.
+        UsageError: no such artifact, not a float32 one, data that cannot be read, or ``keep``
+            without a checkpoint.
         UnsupportedModelError: nothing of it can be quantised.
     """
     source, place = Path(artifact), Path(output)
     check_quantisation(weights, None, max_kld)
+    if weights == KEEP and checkpoint is None:
+        raise UsageError(
+            f"--weights keep needs the quantised checkpoint, and {source} is an artifact: float32 "
+            "weights. Pass it to linexport convert with the checkpoint, or pass --weights int8 or "
+            "int4."
+        )
     check_drop(evaluate, max_drop)
     metric = as_metric(evaluate, lower_is_better)
     check_place(place, overwrite, source)
@@ -126,7 +137,9 @@ def quantize(
     check_head(weights, max_kld, "causal_lm" if inputs.language else opened.manifest.head)
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
-    if weights not in HALF:
+    if checkpoint is not None and weights == KEEP:
+        found = keep(checkpoint, model, quantiser, portable, watch)
+    elif weights not in HALF:
         found, chain = choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):
@@ -218,14 +231,16 @@ def _stored(
         made = half_model(model.graph, model.values, quantiser.weights, weights)
         manifest = _write(model, made.graph, made.values, folder)
         tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
-        record = record_of(weights, limit, tensors, quantiser, model)
+        record = record_of(weights, limit, tensors, quantiser.kept, model)
     else:
         rewrite = REWRITES[model.artifact.manifest.target]
         graph = rewrite(model.graph, {c.weight.name: c for c in found.chosen})
         manifest = _write(model, graph, {}, folder)
         alone = found.divergences
         tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
-        record = record_of(weights, limit, tensors, quantiser, model, found.pareto)
+        kept = (*quantiser.kept, *found.left)
+        record = record_of(weights, limit, tensors, kept, model, found.pareto)
+        record = replace(record, checkpoint=found.checkpoint)
     return manifest, replace(record, model_bytes=model_bytes(manifest.files))
 
 

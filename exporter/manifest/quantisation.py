@@ -145,6 +145,20 @@ class AlternativeRecord:
 
 
 @dataclass(frozen=True)
+class CheckpointRecord:
+    """Integers, scales and zero points that are those of the checkpoint.
+
+    Attributes:
+        format: of the checkpoint.
+        matrices: weights whose integers were kept; the numbers that they mean were compared with
+            the float32 weights, and all of them are equal.
+    """
+
+    format: str
+    matrices: int
+
+
+@dataclass(frozen=True)
 class QuantisationLimit:
     """A number of the comparison that has a limit.
 
@@ -170,7 +184,7 @@ class QuantisationRecord:
     """Weights in fewer bits, and the proof of what that changes.
 
     Attributes:
-        weights: the choice of the user: fp16, bf16, int8, int4 or auto.
+        weights: the choice of the user: fp16, bf16, int8, int4, auto or keep.
         data: the text or inputs that were used, in words.
         reference: the model compared with, in words.
         tensors: quantised weights.
@@ -191,6 +205,7 @@ class QuantisationRecord:
         alternatives: where the divergence is past ``max_kld``, finer choices of weights, measured
             until one is within it.
         text: the text that the user gave last; ``validate`` takes it again. None for other inputs.
+        checkpoint: whose integers were kept; None for other weights than ``keep``.
     """
 
     weights: str
@@ -212,6 +227,7 @@ class QuantisationRecord:
     max_drop: float | None = None
     alternatives: tuple[AlternativeRecord, ...] = ()
     text: TextRecord | None = None
+    checkpoint: CheckpointRecord | None = None
 
     @property
     def limits(self) -> tuple[QuantisationLimit, ...]:

@@ -33,7 +33,9 @@ from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
-CHOICES = (*HALF, *BITS, AUTO)
+KEEP = "keep"
+"""The integers of a quantised checkpoint; see ``keep``."""
+CHOICES = (*HALF, *BITS, AUTO, KEEP)
 MIXED_BITS = (4, 8)
 """Choices of ``auto`` for each weight."""
 
@@ -54,7 +56,7 @@ class Chosen:
     Attributes:
         weight: the weight.
         quantised: its values.
-        method: "gptq" or "nearest".
+        method: "gptq", "nearest", or "checkpoint" for integers that are kept.
     """
 
     weight: Weight

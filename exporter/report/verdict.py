@@ -164,12 +164,11 @@ def verdict(manifest: Manifest) -> Verdict:
 
 
 def _quantised(record: QuantisationRecord, fast: str, equals: str) -> Verdict:
+    stored = f"Weights in {quantisation.weights(record)}"
     if record.passed:
-        return Verdict(
-            "good", f"Weights in {record.weights}: {quantisation.effect(record)}; {fast}."
-        )
+        return Verdict("good", f"{stored}: {quantisation.effect(record)}; {fast}.")
     sentences = [
-        f"Weights in {record.weights} are past their limit: {quantisation.excess(record)}",
+        f"{stored} are past their limit: {quantisation.excess(record)}",
         f"In float32 {equals}",
         f"Of the quantised weights: {quantisation.effect(record)}",
         quantisation.advice(record),

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import linexport
+from tests.hugging_face.conftest import model_folder
+
+__all__ = ["model_folder"]
 
 
 @pytest.fixture(scope="session")

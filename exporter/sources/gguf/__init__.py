@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.manifest import LANGUAGE_FILES
@@ -19,6 +19,10 @@ from linexport.sources.files import check_link, refuse
 from linexport.sources.gguf.file import GgufFile
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from linexport.sources.gguf.recipes import ModelType
+    from linexport.sources.packed import StoredWeights
 
 _NAMED = 5
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -44,18 +48,11 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
         EnvironmentProblemError: the package ``gguf`` or transformers is not installed.
         UnsupportedModelError: it is damaged, or of a model type that is not read from GGUF.
     """
-    from linexport.sources.gguf.recipes import registered, weights_of
+    from linexport.sources.gguf.recipes import weights_of
     from linexport.sources.hugging_face import load_hugging_face
 
     file = GgufFile(path)
-    if file.architecture not in registered():
-        raise refuse(
-            path,
-            f"a GGUF file of a model of type {file.architecture!r}; read are "
-            f"{', '.join(sorted(registered()))}",
-            "give the folder of the model that the file was made of",
-        )
-    kind = registered()[file.architecture]
+    kind = _kind(file)
     config = _common(file)
     rope, own = config["rope_parameters"], kind.configuration(file)
     config |= {**own, "rope_parameters": rope | own.get("rope_parameters", {})}
@@ -74,6 +71,37 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
         "the artifact takes token ids. Put that of the model there to write text."
     )
     return replace(loaded, warnings=(*loaded.warnings, lacking))
+
+
+def gguf_weights(path: Path) -> StoredWeights:
+    """Return the weights of a GGUF file, none of which is read yet.
+
+    Raises:
+        EnvironmentProblemError: the package ``gguf`` is not installed.
+        UnsupportedModelError: it is damaged, or of a model type that is not read from GGUF.
+    """
+    from linexport.sources.gguf.recipes import weights_of
+
+    file = GgufFile(path)
+    return weights_of(file, _kind(file))
+
+
+def _kind(file: GgufFile) -> ModelType:
+    """Return the layout of a file.
+
+    Raises:
+        UnsupportedModelError: there is none for its model type.
+    """
+    from linexport.sources.gguf.recipes import registered
+
+    if file.architecture not in registered():
+        raise refuse(
+            file.path,
+            f"a GGUF file of a model of type {file.architecture!r}; read are "
+            f"{', '.join(sorted(registered()))}",
+            "give the folder of the model that the file was made of",
+        )
+    return registered()[file.architecture]
 
 
 def gguf_in(path: Path) -> Path:

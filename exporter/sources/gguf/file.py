@@ -12,6 +12,8 @@ from torch import Tensor
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError
 from linexport.sources.files import first_line, refuse
+from linexport.sources.gguf import integers
+from linexport.sources.packed.record import PackedTensor
 from linexport.system.install import pip_install_here
 
 AGAIN = "download it again"
@@ -109,6 +111,15 @@ class GgufFile:
         if name not in self.tensors:
             raise refuse(self.path, f"no tensor {name} in it", AGAIN)
         return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+    def packed(self, name: str, row: int | None = None) -> PackedTensor | None:
+        """Return the integers and scales of a tensor, or of one entry of its first size.
+
+        Returns:
+            None where its type is not one of ``integers.LAYOUTS``.
+        """
+        tensor = self.tensors[name]
+        return integers.packed(tensor.data if row is None else tensor.data[row], tensor.tensor_type)
 
     def read(self, name: str, row: int | None = None) -> Tensor:
         """Return the float32 values of a tensor, or of one entry of its first size."""

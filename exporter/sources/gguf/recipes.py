@@ -53,7 +53,13 @@ class Recipe:
         cut = 0 if self.row is None else 1
         empty = [torch.empty(file.shape(part)[cut:], device="meta") for part in self.parts]
         shape = tuple((self.change(*empty) if self.change else empty[0]).shape)
-        return StoredTensor(self.name, shape, partial(self._read, file), frozenset(self.parts))
+        return StoredTensor(
+            self.name,
+            shape,
+            partial(self._read, file),
+            frozenset(self.parts),
+            None if self.change else partial(file.packed, self.parts[0], self.row),
+        )
 
     def _read(self, file: GgufFile) -> Tensor:
         found = [file.read(part, self.row) for part in self.parts]

@@ -60,12 +60,14 @@ class StoredTensor:
         shape: of the weight.
         load: reads it.
         parts: names of the tensors in the files that it is read from.
+        load_packed: reads its integers, where ``load`` gives the numbers that they mean.
     """
 
     name: str
     shape: tuple[int, ...]
     load: Callable[[], PackedTensor | Tensor]
     parts: frozenset[str]
+    load_packed: Callable[[], PackedTensor | None] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,6 +85,11 @@ class StoredTensor:
         if isinstance(found, PackedTensor):
             found = found.dequantised().reshape(-1)[: self.size].reshape(self.shape)
         return found
+
+    def packed(self) -> PackedTensor | None:
+        """Return the weight as it is stored; None where it is not in few bits."""
+        found = self.load() if self.load_packed is None else self.load_packed()
+        return found if isinstance(found, PackedTensor) else None
 
     def __getitem__(self, index: object) -> Tensor:
         return self.read()[index]  # type: ignore[index]

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 import linexport
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
+from linexport.graph import external_data
 from linexport.sources import load_model
 
 gguf = pytest.importorskip("gguf")
@@ -206,3 +208,43 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(EnvironmentProblemError, match=r"needs gguf: pip install '\.\[gguf\]'"):
         load_model(RECORDED / "lfm2.gguf")
+
+
+def test_integers_of_a_file_are_kept(tmp_path: Path) -> None:
+    """Byte for byte: 128 is added to those of Q8_0, and halves of Q4_0 are put side by side."""
+    drawn: dict[str, tuple[str, np.ndarray]] = {}
+    kinds = {"ffn_up": "Q8_0", "ffn_gate": "Q4_0", "in_proj": "Q4_1", "token_embd": "Q8_0"}
+
+    def change(writer: Any, name: str, data: np.ndarray, kept_as: Any) -> None:
+        kind = next((k for part, k in kinds.items() if part in name), None)
+        if kind is None or data.ndim < 2 or data.shape[1] % 32:
+            return kept(writer, name, data, kept_as)
+        stored = meant(data, kind)[0].reshape(data.shape[0], -1)
+        drawn[name] = kind, stored
+        return kept(writer, name, stored, gguf.GGMLQuantizationType[kind])
+
+    path = rewritten(tmp_path / "m.gguf", change)
+    manifest = linexport.convert(path, tmp_path / "out", weights="keep", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.quantisation is not None
+    model, external = external_data.read_mapped(tmp_path / "out" / "model.onnx")
+    own = {t.name: t for t in model.graph.initializer}
+    found = {n: external[n] if n in external else onnx.numpy_helper.to_array(own[n]) for n in own}
+    modules = {"w3": "ffn_up", "w1": "ffn_gate", "lm_head": "token_embd"}
+    names = [tensor.name for tensor in manifest.quantisation.tensors]
+    for name in names:
+        module, layer = name.split(".weight")[0].split(".")[-1], name.split(".layers.")[1:]
+        place = f"blk.{layer[0][0]}." if layer else ""
+        kind, stored = drawn[f"{place}{modules[module]}.weight"]
+        blocks = stored.reshape(len(stored), -1, 34 if kind == "Q8_0" else 18)
+        scales = blocks[..., :2].copy().view(np.float16)[..., 0].astype(np.float32)
+        np.testing.assert_array_equal(found[f"{name}/scales"], scales)
+        codes = blocks[..., 2:]
+        if kind == "Q8_0":
+            expected = codes ^ 0x80
+        else:
+            both = np.concatenate([codes & 15, codes >> 4], -1)
+            expected = both[..., 0::2] | both[..., 1::2] << 4
+        assert found[f"{name}/values"].tobytes() == expected.tobytes()
+    assert len(names) == 5 and manifest.quantisation.checkpoint is not None
+    reasons = [one.reason for one in manifest.quantisation.kept]
+    assert sum("not an integer times their scale" in reason for reason in reasons) == 1

@@ -1,0 +1,136 @@
+"""Integers, scales and zero points of a checkpoint in the blocks of ``block_quantisation``.
+
+    w[i, j] = (codes[i, j] - zeros[r(i), c(j)]) scales[r(i), c(j)]      as the checkpoint has it
+            = (q[i, b, k] - z[i, b]) s[i, b],      j = b size + k       in blocks
+
+    q = codes + shift      z = zeros + shift      s = scales[r, c]
+
+The shift makes signed integers unsigned. A group that is longer than a block gives its scale and
+zero point to several; so groups of 16, 32, 48, ... inputs in order can be held. An offset o that is
+added last is a zero point -o / scale where that is an integer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linexport.quantization.block_quantisation import Grid, Quantised
+from linexport.sources.packed.record import PackedTensor
+
+SIZES = (16, 32, 64, 128, 256)
+"""Blocks that MatMulNBits has."""
+
+BITS = (4, 8)
+
+_MOST = 2**10
+"""Zero points of such a magnitude are out of the range of any integers that are held here."""
+
+
+class NotExactError(Exception):
+    """Weights that no blocks hold exactly; the text says why."""
+
+
+def as_blocks(packed: PackedTensor, least_bits: int = 4, product_alone: bool = True) -> Quantised:
+    """Return the integers of a weight in blocks, with its own scales and zero points.
+
+    Args:
+        packed: as the checkpoint stores it.
+        least_bits: 4 or 8; integers that need fewer are held in so many.
+        product_alone: zero points that are in the middle of 4 bits are left out; tables need them.
+
+    Raises:
+        NotExactError: no blocks hold it.
+    """
+    if packed.codes.is_floating_point():
+        raise NotExactError(
+            "its numbers are floats or values of a table, and MatMulNBits has evenly spaced ones"
+        )
+    zeros = _zero_points(packed)
+    low, high = _range(packed.codes, zeros)
+    shift = _shift(low, high)
+    fitting = (b for b in BITS if b >= least_bits and high + shift < 1 << b and low + shift >= 0)
+    bits = next(fitting, None)
+    if bits is None:
+        raise NotExactError(
+            f"its integers and zero points are from {low} to {high}, which 8 bits do not hold"
+        )
+    grid = Grid(bits, _block(packed.columns, bits))
+    first = packed.columns[:: grid.block]
+    scales = packed.scales.float()[:, first][packed.rows].contiguous().numpy()
+    own = (zeros + shift)[:, first][packed.rows].to(torch.uint8).contiguous().numpy()
+    values = _values(packed.codes, shift, own, grid)
+    symmetric = product_alone and bits == min(BITS) and bool((own == grid.middle).all())
+    grid = Grid(bits, grid.block, symmetric)
+    return Quantised(grid, packed.codes.shape[1], values, scales, own)
+
+
+def _range(codes: Tensor, zeros: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest of all integers."""
+    both = [(int(x.min()), int(x.max())) for x in (codes, zeros)]
+    return min(low for low, _ in both), max(high for _, high in both)
+
+
+def _shift(low: int, high: int) -> int:
+    """Return what makes integers unsigned: half of the numbers that 4 or 8 bits have."""
+    if low >= 0:
+        return 0
+    return next((1 << (b - 1) for b in BITS if -(1 << (b - 1)) <= low and high < 1 << (b - 1)), 128)
+
+
+def _zero_points(packed: PackedTensor) -> Tensor:
+    """Return the integers that stand for the value 0, (groups of rows, groups of columns).
+
+    Raises:
+        NotExactError: they are not integers.
+    """
+    if packed.offsets is not None:
+        scales, offsets = packed.scales.double(), packed.offsets.double()
+        found = torch.where(scales == 0, torch.zeros_like(scales), torch.round(-offsets / scales))
+        found = found.clamp(-_MOST, _MOST)
+        if not torch.equal(found * scales, -offsets):
+            raise NotExactError(
+                "what is added to its groups is not an integer times their scale, so that no "
+                "integer stands for 0"
+            )
+        return found.to(torch.int32)
+    if packed.zeros is None:
+        return torch.zeros(packed.scales.shape, dtype=torch.int32)
+    zeros = packed.zeros.double()
+    if not torch.equal(zeros, torch.round(zeros)):
+        raise NotExactError("its zero points are not integers")
+    return zeros.clamp(-_MOST, _MOST).to(torch.int32)
+
+
+def _block(columns: Tensor, bits: int) -> int:
+    """Return the size of blocks in which no group ends, of those the one of the fewest bytes.
+
+    Raises:
+        NotExactError: there is none.
+    """
+    fitting = [size for size in SIZES if _whole(columns, size)]
+    if fitting:
+        return min(fitting, key=lambda size: Grid(bits, size).row_bytes(len(columns)))
+    if bool((columns.diff() < 0).any()):
+        raise NotExactError(
+            "its groups are of inputs in another order (g_idx), and those of MatMulNBits of "
+            "consecutive ones"
+        )
+    raise NotExactError(
+        f"its groups of {int((columns == columns[0]).sum())} inputs end inside of blocks of 16"
+    )
+
+
+def _whole(columns: Tensor, size: int) -> bool:
+    """Return whether all inputs of each block are of one group."""
+    return torch.equal(columns[::size].repeat_interleave(size)[: len(columns)], columns)
+
+
+def _values(codes: Tensor, shift: int, zeros: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
+    """Return q, (N, blocks, block); what fills the last block is 0 in float32."""
+    outputs, inputs = codes.shape
+    held = np.repeat(zeros[..., None], grid.block, -1).reshape(outputs, -1)
+    held[:, :inputs] = (codes.to(torch.int16) + shift).to(torch.uint8).numpy()
+    return held.reshape(outputs, -1, grid.block)

@@ -1,0 +1,170 @@
+"""Checkpoints in few bits, converted with their own integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.torch import load_file
+
+import linexport
+from linexport.errors import UsageError
+from linexport.graph import external_data
+from linexport.manifest import Manifest
+from linexport.quantization.opened import open_exactly
+from linexport.report.quantisation import numbers, summary
+from linexport.sources import load_model
+from tests.sources.packed.test_folders import FORMATS
+from tests.support import quantised
+from tests.support.quantised import Written, quantise
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+IDS = torch.arange(2 * 9).reshape(2, 9) % 64
+
+
+def kept(few: Path, place: Path, **options: Any) -> Manifest:
+    """Convert a folder with its own integers."""
+    return linexport.convert(few, place, weights="keep", bench=False, threads=1, **options)
+
+
+def initializers(artifact: Path) -> dict[str, np.ndarray]:
+    """Return all initializers of an artifact."""
+    model, external = external_data.read_mapped(artifact / "model.onnx")
+    own = {t.name: t for t in model.graph.initializer}
+    return {n: external[n] if n in external else numpy_helper.to_array(t) for n, t in own.items()}
+
+
+def stems(manifest: Manifest) -> dict[str, str]:
+    """Return the kept weights, by the names that the checkpoint has for them without an ending."""
+    record = manifest.quantisation
+    assert record is not None and record.checkpoint is not None
+    names = [tensor.name for tensor in record.tensors]
+    assert record.checkpoint.matrices == len(names) > 0
+    return {n.removeprefix("model.").removesuffix(".weight.T"): n for n in names}
+
+
+def check_outputs(artifact: Path, floats: Path) -> None:
+    """Compare an artifact with the model of the numbers that the checkpoint means."""
+    with torch.no_grad():
+        expected = load_model(floats).module(IDS, torch.ones_like(IDS)).numpy()
+    opened = linexport.load(artifact, threads=1)
+    found = opened.run(IDS.numpy())["logits"]
+    rounded = np.abs(found - expected).max() / np.abs(expected).max()
+    assert rounded < 0.02  # of activations in 8 bits
+    exactly = open_exactly(artifact / "model.onnx", 1)(opened.feeds(IDS.numpy()))["logits"]
+    np.testing.assert_allclose(exactly, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gptq", "packed-4"])
+def test_integers_and_scales_are_those_of_the_checkpoint_byte_for_byte(
+    name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Both formats store the integers of a row one after another, lowest bits first, as here."""
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS[name])
+    manifest = kept(few, tmp_path / "artifact")
+    assert manifest.status == "ok"
+    stored, found = load_file(few / "model.safetensors"), initializers(tmp_path / "artifact")
+    for stem, weight in stems(manifest).items():
+        words, scales = (
+            (stored[f"{stem}.qweight"].T, stored[f"{stem}.scales"].T)
+            if name == "gptq"
+            else (stored[f"{stem}.weight_packed"], stored[f"{stem}.weight_scale"])
+        )
+        assert found[f"{weight}/values"].tobytes() == words.contiguous().numpy().tobytes()
+        np.testing.assert_array_equal(found[f"{weight}/scales"], scales.float().numpy())
+        if name == "gptq":  # zero points are stored lower by one, without a borrow
+            zeros = stored[f"{stem}.qzeros"].numpy().view(np.uint32) + np.uint32(0x11111111)
+            fields = (zeros[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15
+            rows = fields.reshape(len(zeros), -1).T
+            even = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2)))
+            packed = even[:, 0::2] | even[:, 1::2] << 4
+            np.testing.assert_array_equal(found[f"{weight}/zeros"], packed)
+        else:
+            assert f"{weight}/zeros" not in found  # they are the middle, which is not stored
+    check_outputs(tmp_path / "artifact", floats)
+    record = manifest.quantisation
+    assert record is not None
+    title = FORMATS[name][1]["quant_method"]
+    assert f"the integers of the checkpoint ({record.checkpoint.format})" in summary(record)
+    assert record.checkpoint.format.lower() == title
+    table = numbers(record)
+    assert table is not None and "each equal to the float32 weights" in str(table)
+
+
+def test_weights_that_cannot_be_kept_are_left_in_float32_with_a_reason(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Half of the weights have their groups in another order."""
+    turn = iter(range(99))
+
+    def write(generator: np.random.Generator, shape: tuple[int, int]) -> Written:
+        return quantised.gptq(ordered=next(turn) % 2 == 0)(generator, shape)
+
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, write, FORMATS["gptq"][1])
+    manifest = kept(few, tmp_path / "artifact", target="onnx")
+    stored, found = load_file(few / "model.safetensors"), initializers(tmp_path / "artifact")
+    assert not any(f"{stem}.g_idx" in stored for stem in stems(manifest))
+    record = manifest.quantisation
+    assert record is not None
+    reasons = {one.name: one.reason for one in record.kept}
+    assert any("in another order (g_idx)" in reason for reason in reasons.values())
+    assert any("the checkpoint has it in floats" in reason for reason in reasons.values())
+    assert all(found[name].dtype == np.float32 for name in reasons)
+    check_outputs(tmp_path / "artifact", floats)
+
+
+def test_an_adapter_that_changes_weights_leaves_these_in_float32(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    from tests.sources.packed.test_folders import write_adapter
+
+    few, _ = quantise(model_folder("mamba2"), tmp_path, *FORMATS["packed-4"])
+    settings = {"lora_alpha": 6, "r": 3, "peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    place = write_adapter(few, tmp_path / "adapter", settings)
+    with pytest.raises(linexport.errors.UnsupportedModelError, match="or an adapter does"):
+        kept(place, tmp_path / "artifact")
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_a_float_checkpoint_has_no_integers_to_keep(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    said = r'weights="keep" stores the integers of a quantised checkpoint, and .* has none'
+    with pytest.raises(UsageError, match=said):
+        kept(model_folder("falcon_h1"), tmp_path / "artifact")
+    with pytest.raises(UsageError, match=said):
+        linexport.convert(
+            torch.nn.Linear(9, 4), tmp_path / "a", args=(IDS.float(),), weights="keep"
+        )
+
+
+def test_an_artifact_has_no_integers_to_keep(exact: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Pass it to linexport convert with the checkpoint"):
+        linexport.quantize(exact, tmp_path / "q", weights="keep")
+
+
+def test_an_isolated_conversion_keeps_none(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, _ = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["gptq"])
+    with pytest.raises(UsageError, match="outside of the process of"):
+        kept(few, tmp_path / "artifact", isolated=True)
+
+
+def test_integers_of_an_artifact_are_valid_onnx(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, _ = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["packed-8"])
+    manifest = kept(few, tmp_path / "artifact")
+    onnx.checker.check_model(str(tmp_path / "artifact" / "model.onnx"))
+    checked = linexport.validate(tmp_path / "artifact", threads=1)
+    assert checked.status == manifest.status == "ok"
+    assert checked.quantisation is not None and manifest.quantisation is not None
+    assert checked.quantisation.checkpoint == manifest.quantisation.checkpoint
