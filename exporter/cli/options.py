@@ -13,6 +13,7 @@ import typer
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest.options import (
     FLOAT32,
+    KEEP,
     CommandLineOption,
     ConvertOptions,
     Panel,
@@ -80,7 +81,7 @@ Lengths = Annotated[str | None, option("lengths")]
 Evaluate = Annotated[str | None, option("evaluate")]
 LowerIsBetter = Annotated[bool, option("lower_is_better")]
 MaxDrop = Annotated[float | None, option("max_drop")]
-WEIGHTS = tuple(word for word in declared()["weights"].words if word != FLOAT32)
+WEIGHTS = tuple(word for word in declared()["weights"].words if word not in (FLOAT32, KEEP))
 """Weights in fewer bits than the artifact has."""
 
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]

@@ -75,6 +75,7 @@ def keep(
     model: FloatModel,
     quantiser: Quantiser,
     portable: bool,
+    inputs: CalibrationInputs,
     watch: Stopwatch,
 ) -> ChosenWeights:
     """Keep the integers of a checkpoint where they mean exactly the weights of the model.
@@ -84,6 +85,7 @@ def keep(
         model: the float32 model that was made of it.
         quantiser: of its weights.
         portable: standard operators must hold them.
+        inputs: to see whether a router gives negative weights.
         watch: shown the stages.
 
     Raises:
@@ -91,7 +93,8 @@ def keep(
     """
     total = len(quantiser.weights)
     with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
-        found = keep_integers(stored, quantiser.weights, model.values, portable, advance)
+        quantiser.check_routers(inputs.calibration[0])
+        found = keep_integers(stored, quantiser.groups(), model.values, portable, advance)
     if not found.chosen:
         reasons = "; ".join(f"{k.name}: {k.reason}" for k in found.left[:3])
         raise UnsupportedModelError(

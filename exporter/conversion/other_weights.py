@@ -17,8 +17,9 @@ import onnx
 from linexport.artifact.temporary import Run
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.errors import UnsupportedModelError
+from linexport.manifest.options import KEEP
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
-from linexport.quantization.choose_bits import AUTO, BITS, KEEP, Chosen, Quantiser
+from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
 from linexport.quantization.half import half_model
 from linexport.quantization.layer_chain import Window, outputs_of
 from linexport.quantization.opened import FloatModel

@@ -30,6 +30,7 @@ from linexport.graph import dims as dimensions
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import (
     FLOAT32,
+    KEEP,
     BenchExtent,
     Pooling,
     Precision,
@@ -39,7 +40,6 @@ from linexport.manifest.options import (
     command,
     defaults,
 )
-from linexport.quantization.choose_bits import KEEP
 from linexport.quantization.half import HALF
 from linexport.quantization.keep import check_checkpoint
 from linexport.quantization.token_windows import read_text

@@ -35,13 +35,13 @@ from linexport.errors import UsageError
 from linexport.graph.walk import count_nodes
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.file_names import MTP, MTP_DATA
-from linexport.manifest.options import FLOAT32
+from linexport.manifest.options import FLOAT32, KEEP
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import HeadName, StageRecord
 from linexport.manifest.rewriting import NodesRecord
 from linexport.quantization import forecast
 from linexport.quantization.calibration_inputs import inputs_of
-from linexport.quantization.choose_bits import AUTO, CHOICES, KEEP, Quantiser
+from linexport.quantization.choose_bits import AUTO, CHOICES, Quantiser
 from linexport.quantization.half import HALF, half_model
 from linexport.quantization.opened import FloatModel, open_deployed, open_exactly, unopened
 from linexport.quantization.portable import portable_model
@@ -138,7 +138,7 @@ def quantize(
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     if checkpoint is not None and weights == KEEP:
-        found = keep(checkpoint, model, quantiser, portable, watch)
+        found = keep(checkpoint, model, quantiser, portable, inputs, watch)
     elif weights not in HALF:
         found, chain = choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:

@@ -32,6 +32,9 @@ BenchExtent = Literal["none", "short", "full"]
 FLOAT32: Final = "float32"
 """Weights as they are proven equal to the original's."""
 
+KEEP: Final = "keep"
+"""Weights with the integers of a quantised checkpoint."""
+
 
 class Panel(enum.StrEnum):
     """Headings under which ``--help`` lists options, in this order."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from linexport.artifact.temporary import Arrays
 from linexport.errors import UnsupportedModelError
+from linexport.manifest.options import KEEP
 from linexport.quantization.allocate import Allocation, StorageOption, allocations
 from linexport.quantization.block_quantisation import Grid, Quantised, nearest
 from linexport.quantization.expert_products import without_kernel
@@ -33,8 +34,6 @@ from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
-KEEP = "keep"
-"""The integers of a quantised checkpoint; see ``keep``."""
 CHOICES = (*HALF, *BITS, AUTO, KEEP)
 MIXED_BITS = (4, 8)
 """Choices of ``auto`` for each weight."""
@@ -124,14 +123,18 @@ class Quantiser:
 
         Products read experts whose router gives negative weights: the kernel leaves those out.
         """
-        shares = {w.experts.share for w in self.weights if w.experts}
-        if shares:
-            self._leave_kernel(smallest(self._model, shares, data[0]))
+        self.check_routers(data[0])
         done = 0
         for part in _together({w.activations[0]: w.inputs for w in self.weights if w.activations}):
             self._moments |= second_moments(self._model, part, data)
             done += len(part)
             advance(done, part[-1])
+
+    def check_routers(self, feeds: Arrays) -> None:
+        """Have products read experts whose router gives negative weights for these inputs."""
+        shares = {w.experts.share for w in self.weights if w.experts}
+        if shares:
+            self._leave_kernel(smallest(self._model, shares, feeds))
 
     def _leave_kernel(self, found: Mapping[str, float]) -> None:
         """Have products read the weights of experts whose router gives negative weights."""
@@ -272,7 +275,7 @@ class Quantiser:
                 )
                 for bits in self._choices(group)
             ]
-            for group in self._groups()
+            for group in self.groups()
         ]
         return list(allocations(options))
 
@@ -280,7 +283,7 @@ class Quantiser:
         """Quantise all weights as an allocation of ``mixed`` says."""
         return [
             self.quantise(weight, self._choices(group)[index])
-            for group, index in zip(self._groups(), allocation.choice, strict=True)
+            for group, index in zip(self.groups(), allocation.choice, strict=True)
             for weight in group
         ]
 
@@ -289,8 +292,8 @@ class Quantiser:
         looked_up = any(weight.is_table for weight in group)
         return (TABLE_BITS,) if looked_up and self._portable else MIXED_BITS
 
-    def _groups(self) -> list[list[Weight]]:
-        """Weights that have the same bits: those of one mixture of experts, any other alone."""
+    def groups(self) -> list[list[Weight]]:
+        """Return weights that have the same bits: those of a mixture of experts, others alone."""
         groups: dict[str | int, list[Weight]] = {}
         for weight in self.weights:
             key = weight.uses[0].node if weight.experts else weight.name

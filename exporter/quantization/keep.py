@@ -1,29 +1,28 @@
 """Integers of a quantised checkpoint for the weights of a float32 artifact.
 
-    initializer (N, K) -> the weight of the checkpoint that means the same float32 numbers
-                       -> its integers, scales and zero points, in blocks
+    initializer (N, K) -> rows of weights of the checkpoint that mean the same float32 numbers
+                       -> their integers, scales and zero points, in blocks
                        -> kept if what the blocks mean equals the initializer, number by number
 
 Weights are found by their numbers, not by names, which tracing changes. So a weight that the model
-multiplies, merges with an adapter or joins with another one is not found, and stays in float32.
+multiplies or merges with an adapter is not found, and stays in float32.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from linexport.errors import UsageError
-from linexport.quantization.block_quantisation import Matrix, Quantised
+from linexport.quantization.block_quantisation import Grid, Matrix, Quantised
 from linexport.quantization.choose_bits import TABLE_BITS, Chosen
 from linexport.quantization.quantisable import KeptWeight, Weight
-from linexport.quantization.stored_integers import NotExactError, as_blocks
+from linexport.quantization.stored_integers import BITS, NotExactError, as_blocks, on_grid
+from linexport.quantization.stored_rows import MatchedRows, StoredRows, parts
 from linexport.sources.packed import StoredWeights
-from linexport.sources.packed.record import StoredTensor
 from linexport.system import memory
 from linexport.system.progress import Advance
 
@@ -32,10 +31,13 @@ METHOD = "checkpoint"
 
 _FLOATS = "the checkpoint has it in floats"
 _CHANGED = (
-    "no weight of the checkpoint has its numbers: the model changes or joins what is stored, or "
-    "an adapter does"
+    "no weights of the checkpoint have its numbers: the model changes what is stored, or an "
+    "adapter does"
 )
-_EXPERTS = "it is of experts, whose integers are not kept"
+_OTHER_NUMBERS = (
+    "its integers in blocks mean other float32 numbers than in the checkpoint, whose format rounds "
+    "them more than once"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def check_checkpoint(stored: StoredWeights, name: str) -> None:
     """
     reason = "all of its weights are floats"
     for tensor in stored.tensors.values():
-        if len(tensor.shape) != 2 or (packed := tensor.packed()) is None:
+        if len(tensor.shape) < 2 or (packed := tensor.packed()) is None:
             continue
         try:
             as_blocks(packed)
@@ -70,7 +72,7 @@ def check_checkpoint(stored: StoredWeights, name: str) -> None:
 
 def keep_integers(
     stored: StoredWeights,
-    weights: Sequence[Weight],
+    groups: Sequence[Sequence[Weight]],
     values: Mapping[str, NDArray],
     portable: bool,
     advance: Advance,
@@ -79,69 +81,117 @@ def keep_integers(
 
     Args:
         stored: the checkpoint.
-        weights: of the model.
+        groups: weights of the model; those of a group are kept together or not at all.
         values: float32 values of its initializers.
         portable: standard operators must hold them.
         advance: shown the number of weights done, and the name of the last.
     """
-    found = _by_numbers(stored, {(w.outputs, w.inputs) for w in weights if w.experts is None})
+    rows = StoredRows(stored.tensors.values(), {w.inputs for group in groups for w in group})
     chosen: list[Chosen] = []
     left: list[KeptWeight] = []
-    for done, weight in enumerate(weights, 1):
+    for group in groups:
+        made: list[Chosen] = []
         try:
-            quantised = _kept(weight, weight.matrix(values[weight.name]), found, portable)
-            chosen.append(Chosen(weight, quantised, METHOD))
+            for weight in group:
+                matrix = weight.matrix(values[weight.name])
+                found = _mapped(_kept(weight, matrix, rows, portable))
+                made.append(Chosen(weight, found, METHOD))
         except NotExactError as error:
-            left.append(KeptWeight(weight.name, str(error)))
+            others = f"{weight.name}, which goes with it, is not kept"
+            left += [KeptWeight(w.name, str(error) if w is weight else others) for w in group]
+        else:
+            chosen += _alike(made)
         memory.trim_memory()
-        advance(done, weight.name)
+        advance(len(chosen) + len(left), group[-1].name)
     return KeptIntegers(tuple(chosen), tuple(left))
 
 
-def _by_numbers(
-    stored: StoredWeights, shapes: Iterable[tuple[int, int]]
-) -> dict[bytes, StoredTensor]:
-    """Return weights of these shapes by a digest of the float32 numbers that they mean."""
-    return {_digest(matrix): tensor for tensor, matrix in _matrices(stored, set(shapes))}
-
-
-def _matrices(
-    stored: StoredWeights, shapes: set[tuple[int, int]]
-) -> Iterator[tuple[StoredTensor, Matrix]]:
-    for tensor in stored.tensors.values():
-        if tensor.shape in shapes:
-            yield tensor, tensor.read().float().numpy()
-            memory.trim_memory()
-
-
-def _digest(matrix: Matrix) -> bytes:
-    """Return a digest of the numbers of a matrix, which has no negative zeros afterwards."""
-    numbers = np.ascontiguousarray(matrix + np.float32(0))
-    return hashlib.blake2b(numbers.data, digest_size=16, key=repr(matrix.shape).encode()).digest()
-
-
-def _kept(
-    weight: Weight, matrix: Matrix, found: Mapping[bytes, StoredTensor], portable: bool
-) -> Quantised:
+def _kept(weight: Weight, matrix: Matrix, rows: StoredRows, portable: bool) -> Quantised:
     """Return the integers of a weight, whose meaning equals the matrix.
 
     Raises:
         NotExactError: it has none, or they cannot be held.
     """
-    if weight.experts is not None:
-        raise NotExactError(_EXPERTS)
-    tensor = found.get(_digest(matrix))
-    if tensor is None:
+    found = rows.pieces(matrix)
+    if not found:
         raise NotExactError(_CHANGED)
-    packed = tensor.packed()
+    made = _joined(found, len(matrix))
+    bits, product_alone = made.grid.bits, not weight.is_table and weight.experts is None
+    if weight.is_table and portable:
+        bits = max(bits, TABLE_BITS)  # the standard Gather has no type of 4
+    symmetric = made.grid.symmetric and product_alone and bits == min(BITS)
+    made = on_grid(made, Grid(bits, made.grid.block, symmetric))
+    if not _equal(made, matrix):
+        raise NotExactError(_OTHER_NUMBERS)
+    return made
+
+
+def _joined(pieces: Sequence[MatchedRows], outputs: int) -> Quantised:
+    """Return the integers of all rows of a matrix, on the coarsest grid that holds them.
+
+    Raises:
+        NotExactError: a stored weight is of floats, or no blocks hold it.
+    """
+    made = [_rows(piece) for piece in pieces]
+    if len(made) == 1 and np.array_equal(pieces[0].places, np.arange(outputs)):
+        return made[0]
+    grid = Grid(
+        max(one.grid.bits for one in made),
+        min(one.grid.block for one in made),
+        all(one.grid.symmetric for one in made),
+    )
+    inputs = made[0].inputs
+    count = grid.blocks(inputs)
+    values = np.empty((outputs, count, grid.block), np.uint8)
+    scales, zeros = np.empty((outputs, count), np.float32), np.empty((outputs, count), np.uint8)
+    for piece, one in zip(pieces, made, strict=True):
+        same = on_grid(one, grid)
+        values[piece.places] = same.values
+        scales[piece.places], zeros[piece.places] = same.scales, same.zeros
+    return Quantised(grid, inputs, values, scales, zeros)
+
+
+def _rows(piece: MatchedRows) -> Quantised:
+    """Return some rows of a stored weight in blocks.
+
+    Raises:
+        NotExactError: it is of floats, or no blocks hold it.
+    """
+    packed = piece.tensor.packed()
     if packed is None:
         raise NotExactError(_FLOATS)
-    least = TABLE_BITS if weight.is_table and portable else 4  # the standard Gather has no 4 bits
-    made = as_blocks(packed, least, product_alone=not weight.is_table)
-    if not np.array_equal(made.matrix(), matrix):
-        raise NotExactError(
-            "its integers in blocks mean other float32 numbers than the checkpoint, which rounds "
-            "them more than once"
+    made, rows = as_blocks(packed), piece.rows
+    if np.array_equal(rows, np.arange(len(made.values))):
+        return made
+    return replace(made, values=made.values[rows], scales=made.scales[rows], zeros=made.zeros[rows])
+
+
+def _equal(made: Quantised, matrix: Matrix) -> bool:
+    """Return whether every number that integers mean is that of the matrix."""
+    start = 0
+    for part in parts(matrix):
+        own = slice(start, start + len(part))
+        start += len(part)
+        some = replace(
+            made, values=made.values[own], scales=made.scales[own], zeros=made.zeros[own]
         )
+        if not np.array_equal(some.matrix(), part):
+            return False
+    return True
+
+
+def _mapped(made: Quantised) -> Quantised:
     values, scales, zeros = memory.memory_mapped([made.values, made.scales, made.zeros])
     return replace(made, values=values, scales=scales, zeros=zeros)
+
+
+def _alike(made: Sequence[Chosen]) -> Sequence[Chosen]:
+    """Return weights of experts on one grid, whose blocks divide the inputs of both."""
+    if len(made) == 1 or not all(one.weight.experts and one.weight.experts.fused for one in made):
+        return made
+    bits = max(one.quantised.grid.bits for one in made)
+    block = min(one.quantised.grid.block for one in made)
+    while any(one.weight.inputs % block for one in made):
+        block //= 2
+    grid = Grid(bits, block)
+    return [replace(one, quantised=on_grid(one.quantised, grid)) for one in made]

@@ -12,6 +12,8 @@ added last is a zero point -o / scale where that is an integer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -33,13 +35,13 @@ class NotExactError(Exception):
     """Weights that no blocks hold exactly; the text says why."""
 
 
-def as_blocks(packed: PackedTensor, least_bits: int = 4, product_alone: bool = True) -> Quantised:
+def as_blocks(packed: PackedTensor) -> Quantised:
     """Return the integers of a weight in blocks, with its own scales and zero points.
+
+    The grid is symmetric where all zero points are in the middle of 4 bits.
 
     Args:
         packed: as the checkpoint stores it.
-        least_bits: 4 or 8; integers that need fewer are held in so many.
-        product_alone: zero points that are in the middle of 4 bits are left out; tables need them.
 
     Raises:
         NotExactError: no blocks hold it.
@@ -51,7 +53,7 @@ def as_blocks(packed: PackedTensor, least_bits: int = 4, product_alone: bool = T
     zeros = _zero_points(packed)
     low, high = _range(packed.codes, zeros)
     shift = _shift(low, high)
-    fitting = (b for b in BITS if b >= least_bits and high + shift < 1 << b and low + shift >= 0)
+    fitting = (b for b in BITS if high + shift < 1 << b and low + shift >= 0)
     bits = next(fitting, None)
     if bits is None:
         raise NotExactError(
@@ -62,9 +64,24 @@ def as_blocks(packed: PackedTensor, least_bits: int = 4, product_alone: bool = T
     scales = packed.scales.float()[:, first][packed.rows].contiguous().numpy()
     own = (zeros + shift)[:, first][packed.rows].to(torch.uint8).contiguous().numpy()
     values = _values(packed.codes, shift, own, grid)
-    symmetric = product_alone and bits == min(BITS) and bool((own == grid.middle).all())
-    grid = Grid(bits, grid.block, symmetric)
-    return Quantised(grid, packed.codes.shape[1], values, scales, own)
+    symmetric = bits == min(BITS) and bool((own == grid.middle).all())
+    return Quantised(Grid(bits, grid.block, symmetric), packed.codes.shape[1], values, scales, own)
+
+
+def on_grid(made: Quantised, grid: Grid) -> Quantised:
+    """Return the same integers with as many bits or more, in blocks of this size or smaller.
+
+    Args:
+        made: integers in blocks.
+        grid: symmetric only where theirs is.
+    """
+    if grid.block == made.grid.block:
+        return replace(made, grid=grid)
+    count, times = grid.blocks(made.inputs), made.grid.block // grid.block
+    values = made.values.reshape(len(made.values), -1, grid.block)[:, :count]
+    scales = made.scales.repeat(times, 1)[:, :count]
+    zeros = made.zeros.repeat(times, 1)[:, :count]
+    return Quantised(grid, made.inputs, np.ascontiguousarray(values), scales, zeros)
 
 
 def _range(codes: Tensor, zeros: Tensor) -> tuple[int, int]:

@@ -98,6 +98,24 @@ def test_integers_and_scales_are_those_of_the_checkpoint_byte_for_byte(
     assert table is not None and "each equal to the float32 weights" in str(table)
 
 
+def test_integers_of_experts_are_kept(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """A checkpoint has each expert by itself; here they are stacked, gates and values in turns."""
+    few, floats = quantise(model_folder("qwen3_next"), tmp_path, *FORMATS["packed-4"])
+    manifest = kept(few, tmp_path / "artifact")
+    stored, found = load_file(few / "model.safetensors"), initializers(tmp_path / "artifact")
+    experts = "model.layers.1.mlp.experts"
+    gates, ups, downs = (
+        np.stack([stored[f"{experts}.{e}.{part}_proj.weight_packed"].numpy() for e in range(4)])
+        for part in ("gate", "up", "down")
+    )
+    up = np.stack([gates, ups], 2).reshape(4, -1, gates.shape[-1])
+    for name, expected in (("gate_up_proj", up), ("down_proj", downs)):
+        values = found[f"model.{experts}.{name}/values"]
+        np.testing.assert_array_equal(values, expected.view(np.uint8))
+    assert manifest.status == "ok"
+    check_outputs(tmp_path / "artifact", floats)
+
+
 def test_weights_that_cannot_be_kept_are_left_in_float32_with_a_reason(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ _ONE = b"\x00\x3c"
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """A type of blocks.
 
     Attributes:
@@ -40,13 +40,15 @@ class Layout:
 
 
 LAYOUTS = {
-    "Q4_0": Layout(32, {0: _ONE}, {2: b"\x99" * 16}),
-    "Q4_1": Layout(32, {0: _ONE}, {4: b"\x11" * 16}, offset=2),
-    "Q5_0": Layout(32, {0: _ONE}, {2: b"\xff" * 4 + b"\x11" * 16}),
-    "Q5_1": Layout(32, {0: _ONE}, {4: b"\x00" * 4 + b"\x11" * 16}, offset=2),
-    "Q8_0": Layout(32, {0: _ONE}, {2: b"\x01" * 32}),
-    "Q3_K": Layout(16, {96: b"\x11" * 8 + b"\xaa" * 4 + _ONE}, {0: b"\xff" * 32 + b"\x55" * 64}),
-    "Q6_K": Layout(16, {192: b"\x01" * 16 + _ONE}, {0: b"\x11" * 128 + b"\xaa" * 64}),
+    "Q4_0": BlockLayout(32, {0: _ONE}, {2: b"\x99" * 16}),
+    "Q4_1": BlockLayout(32, {0: _ONE}, {4: b"\x11" * 16}, offset=2),
+    "Q5_0": BlockLayout(32, {0: _ONE}, {2: b"\xff" * 4 + b"\x11" * 16}),
+    "Q5_1": BlockLayout(32, {0: _ONE}, {4: b"\x00" * 4 + b"\x11" * 16}, offset=2),
+    "Q8_0": BlockLayout(32, {0: _ONE}, {2: b"\x01" * 32}),
+    "Q3_K": BlockLayout(
+        16, {96: b"\x11" * 8 + b"\xaa" * 4 + _ONE}, {0: b"\xff" * 32 + b"\x55" * 64}
+    ),
+    "Q6_K": BlockLayout(16, {192: b"\x01" * 16 + _ONE}, {0: b"\x11" * 128 + b"\xaa" * 64}),
 }
 """Types by name: those whose scales and codes are one number each."""
 
