@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.conversion.automatic_bits import within
 from linexport.errors import UnsupportedModelError
 from linexport.graph.bottlenecks import bottlenecks
@@ -77,7 +78,7 @@ def keep(
     portable: bool,
     inputs: CalibrationInputs,
     watch: Stopwatch,
-) -> ChosenWeights:
+) -> tuple[ChosenWeights, LayerChain | None]:
     """Keep the integers of a checkpoint where they mean exactly the weights of the model.
 
     Args:
@@ -88,12 +89,17 @@ def keep(
         inputs: to see whether a router gives negative weights.
         watch: shown the stages.
 
+    Returns:
+        See ``choose``.
+
     Raises:
         UnsupportedModelError: no weight can be kept.
     """
     total = len(quantiser.weights)
     with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
-        quantiser.check_routers(inputs.calibration[0])
+        exact = _proven_layers(model, quantiser, inputs)
+        if exact is None:
+            quantiser.check_routers(inputs.calibration[0])
         found = keep_integers(stored, quantiser.groups(), model.values, portable, advance)
     if not found.chosen:
         reasons = "; ".join(f"{k.name}: {k.reason}" for k in found.left[:3])
@@ -102,7 +108,40 @@ def keep(
             f"stored ({reasons}). Pass --weights int8 or int4."
         )
     record = CheckpointRecord(str(stored.title), len(found.chosen))
-    return ChosenWeights(list(found.chosen), {}, left=found.left, checkpoint=record)
+    return ChosenWeights(list(found.chosen), {}, left=found.left, checkpoint=record), exact
+
+
+def _proven_layers(
+    model: FloatModel, quantiser: Quantiser, inputs: CalibrationInputs
+) -> LayerChain | None:
+    """Run the float32 layers on what is compared, where they were proven one by one.
+
+    Experts whose router gives negative weights are then read by products.
+    """
+    if inputs.language is None or inputs.windows is None or not _by_layers(model):
+        return None
+    values = _cuts(model, quantiser, inputs.language)
+    exact = LayerChain(model, values, inputs.windows.calibration[:1], inputs.windows.compared)
+    for index in range(len(exact.segments)):
+        shares = quantiser.shares & exact.computes(index)
+        for piece in exact.values(index, shares) if shares else ():
+            quantiser.leave_kernel({name: float(share.min()) for name, share in piece.items()})
+        exact.leave(index)
+    return exact
+
+
+def _by_layers(model: FloatModel) -> bool:
+    """Return whether the float32 model was proven layer by layer."""
+    parity = model.artifact.manifest.parity
+    return parity is not None and bool(parity.layers)
+
+
+def _cuts(model: FloatModel, quantiser: Quantiser, language: LanguageInterface) -> list[str]:
+    """Return the values that layers hand on."""
+    inputs = model.artifact.manifest.inputs
+    sequence = next(i.shape[1] for i in inputs if i.name == language.tokens)
+    read = {use.weight for weight in quantiser.weights for use in weight.uses}
+    return bottlenecks(model.graph, read, str(sequence))
 
 
 def _automatic(
@@ -136,11 +175,8 @@ def _one_after_another(
     watch: Stopwatch,
 ) -> tuple[ChosenWeights, LayerChain | None]:
     assert inputs.language is not None and inputs.windows is not None
-    manifest, windows = model.artifact.manifest, inputs.windows
-    proven = manifest.parity.layers if manifest.parity else ()
-    sequence = next(i.shape[1] for i in manifest.inputs if i.name == inputs.language.tokens)
-    read = {use.weight for weight in quantiser.weights for use in weight.uses}
-    values = bottlenecks(model.graph, read, str(sequence))
+    windows, proven = inputs.windows, _by_layers(model)
+    values = _cuts(model, quantiser, inputs.language)
     exact = LayerChain(model, values, windows.calibration, windows.compared if proven else ())
     made = LayerChain(model, values, windows.calibration)
     total = len(quantiser.weights)

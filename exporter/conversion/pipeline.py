@@ -129,7 +129,7 @@ def convert(
             measured on the float32 one and on the new one.
         lower_is_better: The score of evaluate is a loss.
         max_drop: With evaluate: by how much the score may get worse. More is exit code 3.
-        proof: With weights="int4" or int8, of a Hugging Face folder: whole compares the whole
+        proof: With weights="int4", int8 or keep, of a Hugging Face folder: whole compares the whole
             float32 model with the original; layers compares one layer at a time, which takes less
             memory. By default layers where memory is short, else whole.
         inline: Write no ONNX functions, and a shape for every value, for runtimes that need that.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from linexport.errors import UsageError
 from linexport.manifest import ConvertOptions
+from linexport.manifest.options import KEEP
 from linexport.quantization import forecast
 from linexport.quantization.choose_bits import BITS
 from linexport.quantization.forecast import LAYERS, WHOLE
@@ -61,7 +62,7 @@ def announced(
 
 def _no_layers(source: str | Path | LoadedModel, config: ConvertOptions) -> str | None:
     """Return what cannot be proven layer by layer; None where that can be tried."""
-    if config.weights not in BITS:
+    if config.weights not in (*BITS, KEEP):
         return f"--weights {config.weights}, which runs the whole in float32"
     if config.target != "ort":
         return f"target {config.target}"

@@ -138,7 +138,7 @@ def quantize(
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     if checkpoint is not None and weights == KEEP:
-        found = keep(checkpoint, model, quantiser, portable, inputs, watch)
+        found, chain = keep(checkpoint, model, quantiser, portable, inputs, watch)
     elif weights not in HALF:
         found, chain = choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:

@@ -139,9 +139,9 @@ class ConvertOptions:
         None,
         "--proof",
         Panel.CHECKS,
-        "With --weights int4 or int8, of a Hugging Face folder: whole compares the whole float32 "
-        "model with the original; layers compares one layer at a time, which takes less memory. "
-        "By default layers where memory is short, else whole.",
+        "With --weights int4, int8 or keep, of a Hugging Face folder: whole compares the whole "
+        "float32 model with the original; layers compares one layer at a time, which takes less "
+        "memory. By default layers where memory is short, else whole.",
         words=get_args(Proof),
     )
     inline: bool = _option(

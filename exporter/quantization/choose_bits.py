@@ -132,12 +132,20 @@ class Quantiser:
 
     def check_routers(self, feeds: Arrays) -> None:
         """Have products read experts whose router gives negative weights for these inputs."""
-        shares = {w.experts.share for w in self.weights if w.experts}
-        if shares:
-            self._leave_kernel(smallest(self._model, shares, feeds))
+        if self.shares:
+            self.leave_kernel(smallest(self._model, self.shares, feeds))
 
-    def _leave_kernel(self, found: Mapping[str, float]) -> None:
-        """Have products read the weights of experts whose router gives negative weights."""
+    @property
+    def shares(self) -> set[str]:
+        """Values that say how much each expert of a token counts."""
+        return {w.experts.share for w in self.weights if w.experts}
+
+    def leave_kernel(self, found: Mapping[str, float]) -> None:
+        """Have products read the weights of experts whose router gives negative weights.
+
+        Args:
+            found: smallest of them, by the names of ``shares``.
+        """
         self.weights = [
             without_kernel(w, w.experts) if w.experts and found.get(w.experts.share, 0.0) < 0 else w
             for w in self.weights
@@ -205,7 +213,7 @@ class Quantiser:
             moments.add(name, found[name])
             errors.add(name, true[name] - found[name], found[name])
             shares = {n: min(least, float(true[n].min())) for n, least in shares.items()}
-        self._leave_kernel(shares)
+        self.leave_kernel(shares)
         self._moments, self._errors = moments.means(), errors.means()
         own = self._reading(name)
         for weight in own:

@@ -116,6 +116,18 @@ def test_integers_of_experts_are_kept(model_folder: Callable[..., Path], tmp_pat
     check_outputs(tmp_path / "artifact", floats)
 
 
+def test_a_model_that_is_proven_by_layers_keeps_its_integers(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, floats = quantise(model_folder("qwen3_next"), tmp_path, *FORMATS["gptq"])
+    manifest = kept(few, tmp_path / "artifact", proof="layers")
+    record = manifest.quantisation
+    assert manifest.status == "ok" and record is not None and record.checkpoint is not None
+    assert record.reference == "the float32 layers" and record.checkpoint.matrices == 9
+    assert record.divergence is not None and record.divergence.mean < 1e-4
+    check_outputs(tmp_path / "artifact", floats)
+
+
 def test_weights_that_cannot_be_kept_are_left_in_float32_with_a_reason(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:

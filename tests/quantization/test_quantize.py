@@ -232,7 +232,7 @@ def test_text_that_is_not_there_is_missed_before_the_model_is_loaded(
     [
         (
             ("--weights", "int3"),
-            "--weights is 'int3'; expected one of float32, fp16, bf16, int8, int4, auto.",
+            "--weights is 'int3'; expected one of float32, fp16, bf16, int8, int4, auto, keep.",
         ),
         (("--max-kld", "0"), "--max-kld is 0.0; expected a positive number of nats."),
         (("--data", "nowhere.txt"), "--data nowhere.txt cannot be read"),
