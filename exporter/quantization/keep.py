@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.errors import UsageError
+from linexport.errors import LinexportError, UsageError
 from linexport.quantization.block_quantisation import Grid, Matrix, Quantised
 from linexport.quantization.choose_bits import TABLE_BITS, Chosen
 from linexport.quantization.quantisable import KeptWeight, Weight
 from linexport.quantization.stored_integers import BITS, NotExactError, as_blocks, on_grid
 from linexport.quantization.stored_rows import MatchedRows, StoredRows, parts
+from linexport.sources.files import first_line, refuse
 from linexport.sources.packed import StoredWeights
+from linexport.sources.packed.record import StoredTensor
 from linexport.system import memory
 from linexport.system.progress import Advance
 
@@ -53,21 +56,41 @@ def check_checkpoint(stored: StoredWeights, name: str) -> None:
 
     Raises:
         UsageError: there is none.
+        UnsupportedModelError: a weight cannot be read.
     """
     reason = "all of its weights are floats"
     for tensor in stored.tensors.values():
-        if len(tensor.shape) < 2 or (packed := tensor.packed()) is None:
+        if len(tensor.shape) < 2 or not tensor.size:
             continue
         try:
-            as_blocks(packed)
+            if _is_held(tensor):
+                return
         except NotExactError as error:
             reason = f"{tensor.name}: {error}"
-        else:
-            return
+        except LinexportError:
+            raise
+        except Exception as error:  # of any kind, as parts of a weight may have any type and size
+            raise refuse(
+                Path(name),
+                f"the weight {tensor.name}, which cannot be read ({first_line(error)})",
+                "download it again",
+            ) from error
     raise UsageError(
         f"--weights keep stores the integers of a quantised checkpoint, and {name} has none that "
         f"can be kept ({reason}). Pass --weights int8 or int4, which quantise float32 weights."
     )
+
+
+def _is_held(tensor: StoredTensor) -> bool:
+    """Return whether a weight is in few bits, as integers that blocks hold.
+
+    Raises:
+        NotExactError: it is in few bits, and no blocks hold it.
+    """
+    packed = tensor.packed()
+    if packed is not None:
+        as_blocks(packed)
+    return packed is not None
 
 
 def keep_integers(

@@ -12,11 +12,11 @@ from linexport.report.text import amount, count, error
 MEGABYTE = 1e6
 
 
-def weights(record: QuantisationRecord) -> str:
-    """Name how weights are stored: by bits, or as integers of a checkpoint in its format."""
+def stored(record: QuantisationRecord) -> str:
+    """Say how weights are stored, in words that follow "weights"."""
     if record.checkpoint is None:
-        return record.weights
-    return f"the integers of the checkpoint ({record.checkpoint.format})"
+        return f"in {record.weights}"
+    return f"as the checkpoint has them ({record.checkpoint.format})"
 
 
 def effect(record: QuantisationRecord) -> str:
@@ -76,15 +76,17 @@ def size(record: QuantisationRecord) -> str:
 
 def summary(record: QuantisationRecord) -> str:
     """Return how weights are stored, their sizes, and what that changes, in one sentence."""
-    return f"weights in {weights(record)}: {bits(record)}; {size(record)}; {effect(record)}"
+    return f"weights {stored(record)}: {bits(record)}; {size(record)}; {effect(record)}"
 
 
 def numbers(record: QuantisationRecord) -> Table | None:
     """All numbers of the comparison, each with its name."""
-    rows = [("Weights", weights(record)), ("Size", size(record)), ("Compared on", record.data)]
+    rows = [("Weights", record.weights), ("Size", size(record)), ("Compared on", record.data)]
     if record.checkpoint is not None:
         kept = f"{count(record.checkpoint.matrices)}, each equal to the float32 weights"
-        rows.append(("Matrices with the integers of the checkpoint", kept))
+        rows.append(
+            (f"Matrices with the integers of the checkpoint, {record.checkpoint.format}", kept)
+        )
     if record.max_kld is not None:
         rows.append(("Largest mean divergence allowed", f"{error(record.max_kld)} nats"))
     found = record.divergence

@@ -164,7 +164,7 @@ def verdict(manifest: Manifest) -> Verdict:
 
 
 def _quantised(record: QuantisationRecord, fast: str, equals: str) -> Verdict:
-    stored = f"Weights in {quantisation.weights(record)}"
+    stored = f"Weights {quantisation.stored(record)}"
     if record.passed:
         return Verdict("good", f"{stored}: {quantisation.effect(record)}; {fast}.")
     sentences = [

@@ -92,7 +92,7 @@ def test_integers_and_scales_are_those_of_the_checkpoint_byte_for_byte(
     record = manifest.quantisation
     assert record is not None
     title = FORMATS[name][1]["quant_method"]
-    assert f"the integers of the checkpoint ({record.checkpoint.format})" in summary(record)
+    assert f"weights as the checkpoint has them ({record.checkpoint.format})" in summary(record)
     assert record.checkpoint.format.lower() == title
     table = numbers(record)
     assert table is not None and "each equal to the float32 weights" in str(table)

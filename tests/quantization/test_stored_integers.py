@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from linexport.quantization.block_quantisation import Quantised
 from linexport.quantization.stored_integers import NotExactError, as_blocks
 from linexport.sources.packed import read_weights
 from linexport.sources.packed.record import PackedTensor, blocks
-from tests.support import quantised
+from tests.support import ROOT, quantised
 from tests.support.quantised import Writer, scheme
 
 fast = settings(max_examples=20, deadline=None)
@@ -213,3 +215,25 @@ def test_zero_points_between_integers_are_not_held() -> None:
     halves = torch.full(packed.scales.shape, 7.5)
     with pytest.raises(NotExactError, match="zero points are not integers"):
         as_blocks(replace(packed, zeros=halves))
+
+
+RECORDED = ROOT / "tests" / "sources" / "packed" / "recorded"
+HELD = {
+    *("awq-4", "gptq-2", "gptq-3", "gptq-4", "mlx-2"),
+    *("ct-int8", "ct-pack3-asym-channel", "ct-pack4", "ct-pack4-asym", "ct-pack8"),
+}
+"""Files whose integers blocks hold; of MLX, that whose offsets happen to be even multiples."""
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.safetensors")), ids=lambda p: p.stem)
+def test_integers_that_libraries_wrote(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = {"quantization_config": json.loads(file.metadata()["settings"])}
+        expected = file.get_tensor("expected").numpy()
+    packed = read_weights(path.parent, [path], config).tensors["layer.weight"].packed()
+    assert packed is not None
+    if path.stem in HELD:
+        np.testing.assert_array_equal(check(packed).matrix(), expected)
+    else:
+        with pytest.raises(NotExactError):
+            as_blocks(packed)

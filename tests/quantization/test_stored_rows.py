@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linexport.quantization.keep import keep_integers
+from linexport.errors import UnsupportedModelError
+from linexport.quantization.keep import check_checkpoint, keep_integers
 from linexport.quantization.quantisable import Use, Weight
 from linexport.quantization.stored_rows import StoredRows
 from linexport.sources.packed import StoredWeights
@@ -103,3 +105,15 @@ def test_weights_that_go_together_are_kept_together() -> None:
     reasons = {one.name: one.reason for one in found.left}
     assert reasons["up"] == "down, which goes with it, is not kept"
     assert reasons["down"].startswith("no weights of the checkpoint have its numbers")
+
+
+def test_a_weight_whose_parts_do_not_fit_is_refused_in_one_sentence() -> None:
+    right = tensor("t", 9, 0)
+    packed = right.packed()
+    assert packed is not None
+    wrong = replace(right, load=lambda: replace(packed, scales=packed.scales[:, :1]))
+    with pytest.raises(UnsupportedModelError, match="the weight t, which cannot be read") as caught:
+        check_checkpoint(StoredWeights((), {"t": wrong}, "a format"), "folder")
+    assert "\n" not in str(caught.value)
+    empty = replace(right, shape=(0, INPUTS))
+    check_checkpoint(StoredWeights((), {"empty": empty, "t": right}, "a format"), "folder")
