@@ -5,7 +5,7 @@
                        -> kept if what the blocks mean equals the initializer, number by number
 
 Weights are found by their numbers, not by names, which tracing changes. So a weight that the model
-multiplies or merges with an adapter is not found, and stays in float32.
+multiplies or merges with an adapter is not found, and is left in float32.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _kept(weight: Weight, matrix: Matrix, rows: StoredRows, portable: bool) -> Q
     Raises:
         NotExactError: it has none, or they cannot be held.
     """
-    found = rows.pieces(matrix)
+    found = rows.match(matrix)
     if not found:
         raise NotExactError(_CHANGED)
     made = _joined(found, len(matrix))

@@ -52,14 +52,14 @@ class StoredRows:
         self._positions = np.argsort(joined, kind="stable")
         self._hashes = joined[self._positions]
 
-    def pieces(self, matrix: Matrix) -> list[MatchedRows]:
+    def match(self, matrix: Matrix) -> list[MatchedRows]:
         """Return the stored rows that a matrix is made of; none where one of its rows is not found.
 
         Args:
             matrix: (N, K).
         """
-        wanted = _hashes(matrix)
-        first, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
+        hashes = _hashes(matrix)
+        first, end = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
         if not len(self._hashes) or np.any(first == end):
             return []
         positions = self._nearest(first, end)

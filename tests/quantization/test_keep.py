@@ -198,3 +198,17 @@ def test_integers_of_an_artifact_are_valid_onnx(
     assert checked.status == manifest.status == "ok"
     assert checked.quantisation is not None and manifest.quantisation is not None
     assert checked.quantisation.checkpoint == manifest.quantisation.checkpoint
+
+
+EXACT = ("gptq", "gptq-v2", "gptq-8", "awq", "packed-4", "packed-8", "packed-asymmetric")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EXACT, "int-quantized", "int8"])
+def test_every_format_of_integers_is_kept(
+    name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS[name])
+    manifest = kept(few, tmp_path / "artifact")
+    assert manifest.status == "ok" and len(stems(manifest)) == 12
+    check_outputs(tmp_path / "artifact", floats)

@@ -46,7 +46,7 @@ def test_any_rows_of_any_weights_are_found(outputs: list[int], seed: int) -> Non
     every = np.concatenate([t.read().numpy() for t in tensors])
     matrix = every[drawn.integers(0, len(every), 2 * len(every))]
     found = np.full(matrix.shape, np.nan, np.float32)
-    for piece in StoredRows(tensors, {INPUTS}).pieces(matrix):
+    for piece in StoredRows(tensors, {INPUTS}).match(matrix):
         found[piece.places] = piece.tensor.read().numpy()[piece.rows]
     np.testing.assert_array_equal(found, matrix)
 
@@ -54,10 +54,10 @@ def test_any_rows_of_any_weights_are_found(outputs: list[int], seed: int) -> Non
 def test_a_weight_with_one_other_number_is_not_found() -> None:
     stored = tensor("t", 9, 0)
     matrix, rows = stored.read().numpy(), StoredRows([stored], {INPUTS})
-    assert len(rows.pieces(matrix)) == 1
+    assert len(rows.match(matrix)) == 1
     matrix[3, 7] = np.nextafter(matrix[3, 7], np.float32(2))
-    assert rows.pieces(matrix) == []
-    assert StoredRows([], {INPUTS}).pieces(matrix) == []
+    assert rows.match(matrix) == []
+    assert StoredRows([], {INPUTS}).match(matrix) == []
 
 
 def test_rows_of_several_grids_are_kept_on_one() -> None:
