@@ -59,7 +59,7 @@ def check_checkpoint(stored: StoredWeights, name: str) -> None:
         UnsupportedModelError: a weight cannot be read.
     """
     reason = "all of its weights are floats"
-    for tensor in stored.tensors.values():
+    for tensor in stored.tensors.values() if stored.title else ():
         if len(tensor.shape) < 2 or not tensor.size:
             continue
         try:

@@ -175,6 +175,19 @@ def test_a_float_checkpoint_has_no_integers_to_keep(
         )
 
 
+def test_floats_are_refused_without_being_read(
+    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may be large, and its headers say that it has no integers."""
+
+    def read(*_: object) -> torch.Tensor:
+        raise OSError("it was read")
+
+    monkeypatch.setattr("linexport.sources.packed.stored.StoredTensors.read", read)
+    with pytest.raises(UsageError, match="all of its weights are floats"):
+        kept(model_folder("falcon_h1"), tmp_path / "artifact")
+
+
 def test_an_artifact_has_no_integers_to_keep(exact: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Pass it to linexport convert with the checkpoint"):
         linexport.quantize(exact, tmp_path / "q", weights="keep")

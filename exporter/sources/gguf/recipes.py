@@ -21,7 +21,7 @@ from linexport.sources.files import refuse
 from linexport.sources.gguf import types
 from linexport.sources.gguf.file import GgufFile
 from linexport.sources.packed import StoredWeights
-from linexport.sources.packed.record import StoredTensor
+from linexport.sources.packed.record import PackedTensor, StoredTensor
 from linexport.system.json_object import JsonObject
 
 Change = Callable[..., Tensor]
@@ -58,8 +58,11 @@ class Recipe:
             shape,
             partial(self._read, file),
             frozenset(self.parts),
-            None if self.change else partial(file.packed, self.parts[0], self.row),
+            partial(self._packed, file),
         )
+
+    def _packed(self, file: GgufFile) -> PackedTensor | None:
+        return None if self.change else file.packed(self.parts[0], self.row)
 
     def _read(self, file: GgufFile) -> Tensor:
         found = [file.read(part, self.row) for part in self.parts]
