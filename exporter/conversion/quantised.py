@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,9 +48,8 @@ def with_quantisation_checked(
     assert record is not None
     session = open_deployed(folder / MODEL, manifest.target, threads, tested.execution)
     artifact = Artifact(folder, manifest, session)
-    exact: Run = session.run
-    if record.weights not in HALF:
-        exact = open_exactly(folder / MODEL, threads)
+    rounds = record.weights not in HALF
+    exact = partial(open_exactly, folder / MODEL, threads) if rounds else None
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
     half = run_in_half(tested, record.weights)
     runs = Runs(original, session.run, exact, name, half, streams=False)

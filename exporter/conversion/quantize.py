@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,6 @@ from linexport.artifact import write
 from linexport.artifact.checked import checked_artifact
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.signature import Trust
-from linexport.artifact.temporary import Run
 from linexport.conversion.add_records import with_status
 from linexport.conversion.choose_weights import ChosenWeights, choose, keep
 from linexport.conversion.model_under_test import model_under_test
@@ -146,11 +146,9 @@ def quantize(
             manifest, record = _stored(weights, limit, found, quantiser, model, folder)
         with watch.stage("compare"):
             session = open_deployed(folder / MODEL, manifest.target, threads)
-            exact: Run = session.run
+            exact = None if found is None else partial(open_exactly, folder / MODEL, threads)
             half = None
-            if found is not None:
-                exact = open_exactly(folder / MODEL, threads)
-            elif original is not None:
+            if found is None and original is not None:
                 tested = model_under_test(manifest, original, lambda: session)
                 half = run_in_half(tested, weights)
             name = "the float32 artifact" if chain is None else "the float32 layers"

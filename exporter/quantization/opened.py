@@ -24,7 +24,6 @@ from linexport.artifact.temporary import Arrays, Run, open_written
 from linexport.errors import ParityError
 from linexport.graph import external_data
 from linexport.graph.outputs import with_outputs
-from linexport.manifest import DATA
 from linexport.quantization.quantisable import floating_weights
 from linexport.quantization.rewrite import FLOAT_ACTIVATIONS, float_activations
 from linexport.sources.onnx_file.index_ranges import index_range
@@ -134,7 +133,7 @@ class OnDemand:
                 self._model,
                 threads=self._threads,
                 taking_turns=True,
-                low_memory=self._model.with_name(DATA).exists(),
+                low_memory=True,  # it is open while the other is
             )
         return self._session.run(inputs)
 

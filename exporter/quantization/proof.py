@@ -29,7 +29,8 @@ class Runs:
     Attributes:
         reference: the model in float32; may lack states among its outputs.
         quantised: the artifact as it is deployed.
-        exact: the same weights with activations in float32.
+        exact: opens the same weights with activations in float32, when they are compared: it is a
+            further copy in memory. None where the artifact rounds none.
         name: the reference in words.
         half: the original in the half precision of the weights; None for other weights, and where
             it is not at hand.
@@ -39,7 +40,7 @@ class Runs:
 
     reference: Run
     quantised: Run
-    exact: Run
+    exact: Callable[[], Run] | None
     name: str
     half: Run | None = None
     layers: LayerChain | None = None
@@ -141,7 +142,9 @@ def with_proof(
         record = replace(record, original_divergence=theirs)
     if not artifact.manifest.states:
         return record
-    exact, _ = drift.streaming(artifact, runs.exact, windows[0], seed)
+    exactly = runs.quantised if runs.exact is None else runs.exact()
+    exact, _ = drift.streaming(artifact, exactly, windows[0], seed)
+    del exactly
     rounded, split = drift.streaming(artifact, runs.quantised, windows[0], seed)
     tolerance = TOLERANCES["float32"].relative
     return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, split))
