@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.help import add_command
-from linexport.cli.options import Inputs, Json, KeyOption, NewerThan, StateDict, trust_of
+from linexport.cli.options import Inputs, Json, KeyOption, NewerThan, StandIns, StateDict, trust_of
 from linexport.cli.output import echo
 from linexport.errors import UsageError
 from linexport.system.terminal import plain_console
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SourceInspection,
     )
     from linexport.manifest.proof import TokenFlowRecord
-    from linexport.manifest.records import RangeRecord, SourceRecord, StateRecord
+    from linexport.manifest.records import KernelRecord, RangeRecord, SourceRecord, StateRecord
     from linexport.manifest.rewriting import RejectionRecord
 
 
@@ -34,6 +34,7 @@ def inspect(
     path: Annotated[str, typer.Argument(help="A source, as for convert, or an artifact folder.")],
     state_dict: StateDict = None,
     inputs: Inputs = None,
+    stand_ins: StandIns = False,
     key: KeyOption = None,
     newer_than: NewerThan = None,
     json: Json = False,
@@ -49,9 +50,14 @@ def inspect(
 
         if html is not None:
             check_apart(html, path)
-        trust = trust_of(key, newer_than)
-        drawings, given = html is not None, inputs or ()
-        found = look(path, drawings=drawings, trust=trust, state_dict=state_dict, inputs=given)
+        found = look(
+            path,
+            drawings=html is not None,
+            trust=trust_of(key, newer_than),
+            state_dict=state_dict,
+            inputs=inputs or (),
+            stand_ins=stand_ins,
+        )
         if html is not None:
             _write(html, found)
         if json:
@@ -107,6 +113,7 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
             console.print(
                 f"head for multi-token prediction: {head.word}, {head.detail}", markup=False
             )
+        _print_kernels(manifest.kernels, console)
         if manifest.token_flow is not None:
             _print_flow(manifest.token_flow, console)
         _print_buffers(manifest.states, console)
@@ -118,6 +125,7 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
     else:
         nodes = {"traced": found.traced, "rewritten": found.rewritten}
         _print_origin(console, found.source.kind, found.source, found.dims, nodes)
+        _print_kernels(found.kernels, console)
         _print_buffers(found.states, console)
         _print_findings(found, console)
         lowerings = None
@@ -183,6 +191,13 @@ def _print_buffers(states: Iterable[StateRecord], console: Console) -> None:
         if state.op == BUFFER:
             shape = ", ".join(map(str, state.shape))
             console.print(f"state {state.past} ({shape}): {state.rows}", markup=False)
+
+
+def _print_kernels(kernels: Sequence[KernelRecord], console: Console) -> None:
+    from linexport.report.text import stood_in
+
+    if kernels:
+        console.print(f"stood in: {stood_in(kernels)}", markup=False)
 
 
 def _print_kept(found: Iterable[RejectionRecord], console: Console) -> None:

@@ -24,6 +24,7 @@ def inspect(
     trust: Trust | None = None,
     state_dict: str | Path | None = None,
     inputs: Iterable[str] = (),
+    stand_ins: bool = False,
 ) -> SourceInspection | ArtifactInspection:
     """Describe an artifact folder, or a source as it would be converted.
 
@@ -37,6 +38,7 @@ def inspect(
         trust: whose artifacts are described; None for anybody's. Sources are not signed.
         state_dict: file of weights for a class or function of the user's.
         inputs: example inputs of it; see ``load_model``.
+        stand_ins: make packages of GPU libraries that its code imports and that are not installed.
 
     Returns:
         A record; its ``to_json`` is what ``inspect --json`` prints.
@@ -54,7 +56,9 @@ def inspect(
     from linexport.sources.objects import with_examples
 
     given = with_examples(source, args, kwargs, dynamic_shapes)
-    return inspect_source(given, drawings, state_dict=state_dict, inputs=inputs)
+    return inspect_source(
+        given, drawings, state_dict=state_dict, inputs=inputs, stand_ins=stand_ins
+    )
 
 
 def _artifact(folder: Path, trust: Trust | None) -> ArtifactInspection:

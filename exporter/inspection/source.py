@@ -65,5 +65,6 @@ def inspect_source(source: object, drawings: bool, **own: Any) -> SourceInspecti
         else flow_record(classify(rewritten.model, held, tokens, multiple), traced.line),
         states=tuple(s.record() for s in held),
         ops=linexport_ops(rewritten.model),
+        kernels=loaded.kernels,
         warnings=tuple(loaded.warnings),
     )

@@ -11,7 +11,13 @@ from typing import Any
 
 from linexport.manifest.matches import MatchRecord
 from linexport.manifest.proof import TokenFlowRecord
-from linexport.manifest.records import Manifest, RangeRecord, SourceRecord, StateRecord
+from linexport.manifest.records import (
+    KernelRecord,
+    Manifest,
+    RangeRecord,
+    SourceRecord,
+    StateRecord,
+)
 from linexport.manifest.schema import to_json
 
 FROM_MANIFEST = (
@@ -28,6 +34,7 @@ FROM_MANIFEST = (
     "quantisation",
     "streaming",
     "token_flow",
+    "kernels",
 )
 """Fields of an artifact's manifest that are printed with its ops."""
 
@@ -137,6 +144,7 @@ class SourceInspection:
         token_flow: what nodes do along the tokens; None of a model without states.
         states: what a call hands to the next.
         ops: nodes of linexport ops after the passes.
+        kernels: of GPU libraries that were computed in PyTorch while the source ran.
         warnings: of loading.
     """
 
@@ -150,6 +158,7 @@ class SourceInspection:
     token_flow: TokenFlowRecord | None
     states: tuple[StateRecord, ...]
     ops: tuple[OpRecord, ...]
+    kernels: tuple[KernelRecord, ...]
     warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -171,6 +180,7 @@ class SourceInspection:
             "token_flow": None if self.token_flow is None else asdict(self.token_flow),
             "states": [asdict(state) for state in self.states],
             "ops": [op.to_json() for op in self.ops],
+            "kernels": [asdict(kernel) for kernel in self.kernels],
             "warnings": list(self.warnings),
         }
 

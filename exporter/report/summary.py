@@ -10,9 +10,16 @@ from rich.text import Text
 
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
-from linexport.manifest.records import KernelRecord
 from linexport.manifest.rewriting import RejectionRecord
-from linexport.report.text import KEPT, amount, count, format_speedup, grouped, others
+from linexport.report.text import (
+    KEPT,
+    amount,
+    count,
+    format_speedup,
+    grouped,
+    others,
+    stood_in,
+)
 from linexport.report.verdict import HOW_TO_MEASURE, MEASURED, SKIPPED, Check, checks, verdict
 from linexport.system.terminal import printable
 
@@ -39,7 +46,7 @@ def print_summary(manifest: Manifest, console: Console) -> None:
     if manifest.kept_attention:
         lines.add_row("Kept", _words(f"{KEPT}{_places(manifest.kept_attention)}"))
     if manifest.kernels:
-        lines.add_row("Stood in", _words(_kernels(manifest.kernels)))
+        lines.add_row("Stood in", _words(stood_in(manifest.kernels)))
     for sentence in _refused(manifest.refused):
         lines.add_row("Refused", _words(sentence, STYLES["open"]))
     for check in _shortened(checks(manifest)):
@@ -61,15 +68,6 @@ def _shortened(found: Sequence[Check]) -> list[Check]:
     first = skipped[0]
     line = Check("Speed", first.anchor, first.tone, first.word, f"nor memory: {HOW_TO_MEASURE}")
     return [*(check for check in found if check.detail != SKIPPED), line]
-
-
-def _kernels(found: Sequence[KernelRecord]) -> str:
-    """Return which libraries' kernels were computed in PyTorch, and how exactly."""
-    packages = ", ".join(dict.fromkeys(one.package for one in found))
-    errors = [one.error for one in found if one.error is not None]
-    exact = f"; largest difference from its own reference {max(errors):.1e}" if errors else ""
-    kernels = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
-    return f"{kernels} of {packages} computed in PyTorch, without a GPU{exact}"
 
 
 def _refused(found: Sequence[RejectionRecord]) -> list[str]:

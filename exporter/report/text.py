@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from linexport.manifest.records import KernelRecord
+
 NO_REASON = "the manifest gives no reason"
 ABSENT = f"not measured: {NO_REASON}"
 KEPT = "softmax attention, with its keys and values as states"
@@ -132,3 +134,12 @@ def moment(value: Any) -> str:
 def target_name(name: str) -> str:
     """The runtime's own name."""
     return TARGETS.get(name, name)
+
+
+def stood_in(found: Sequence[KernelRecord]) -> str:
+    """Return which libraries' kernels were computed in PyTorch, and how exactly."""
+    packages = ", ".join(dict.fromkeys(one.package for one in found))
+    errors = [one.error for one in found if one.error is not None]
+    exact = f"; largest difference from its own reference {max(errors):.1e}" if errors else ""
+    kernels = "1 kernel" if len(found) == 1 else f"{len(found)} kernels"
+    return f"{kernels} of {packages} computed in PyTorch, without a GPU{exact}"

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import linexport
+from linexport.cli import main
 from linexport.errors import UnsupportedModelError, UsageError
+from linexport.manifest.inspected import SourceInspection
 from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import absent, mamba
 from linexport.patches.gpu_kernels.convolutions import causal_conv1d, causal_conv1d_update
@@ -589,3 +591,34 @@ def test_every_kernel_says_what_it_computes() -> None:
     names = [(p, n) for k in gpu_kernels.kernels() for p in k.packages for n in k.names]
     assert len(set(names)) == len(names)
     assert all(kernel.formula and kernel.function.__doc__ for kernel in gpu_kernels.kernels())
+
+
+def test_a_source_is_inspected_with_the_stand_ins_that_it_converts_with(
+    no_library: None, tmp_path: Path
+) -> None:
+    source = written(tmp_path, DIRECT)
+    with pytest.raises(UsageError, match="mamba_ssm, which is not installed: stand_ins=True"):
+        linexport.inspect(source)
+    found = linexport.inspect(source, stand_ins=True)
+    assert isinstance(found, SourceInspection)
+    assert [op.op for op in found.ops] == ["LinearAttention"]
+    (kernel,) = found.to_json()["kernels"]
+    assert kernel["name"] == "mamba_ssm.selective_scan_fn"
+
+
+@pytest.mark.parametrize(("options", "said"), [((), "--stand-ins"), (("--stand-ins",), "kernel")])
+def test_the_command_line_inspects_with_stand_ins(
+    no_library: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["linexport", "inspect", written(tmp_path, DIRECT), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == (0 if options else 2)
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    assert ("1 kernel of mamba_ssm computed in PyTorch" in printed.out) is bool(options)
