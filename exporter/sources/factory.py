@@ -26,6 +26,7 @@ from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.manifest.records import KernelRecord
 from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import absent
+from linexport.patches.gpu_kernels.refused import refuse_layers
 from linexport.sources import example_inputs
 from linexport.sources.callables import find_callable, user_code, without_arguments
 from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repeat_ones_where
@@ -289,6 +290,7 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
         except Exception as error:
             raise failure(error, location, "token ids, whole and in pieces with a cache") from error
     check_finite(named_tensors(module), location)
+    refuse_layers(module)
     gpu_kernels.install(module)
     with gpu_kernels.recorded() as kernels:
         written = run_once(module, given.args, given.kwargs, location).buffers

@@ -306,6 +306,18 @@ def test_other_attention_is_its_formula() -> None:
     check(softmax.stick_breaking(Q, KEY, VALUE)[0], each_head(sticks, Q, KEY, VALUE))
 
 
+def test_stick_breaking_keeps_its_digits_in_long_sequences() -> None:
+    q, k, v = (drawn(1, 2000, 1, 8, seed=seed) for seed in range(3))
+    query, key, value = (x[0, :, 0].double().numpy() for x in (q, k, v))
+    z = np.tril(query @ key.T / 8**0.5, -1)
+    share = np.tril(1 / (1 + np.exp(-z)), -1)
+    left = np.cumprod((1 - share)[:, ::-1], 1)[:, ::-1]
+    later = np.concatenate([left[:, 1:], np.ones((2000, 1))], 1)
+    found, rest = softmax.stick_breaking(q, k, v)
+    check(found[0, :, 0], (share * later) @ value)
+    check(rest[0, :, 0], left[:, 0])
+
+
 def test_flash_attention_is_causal_has_a_window_and_heads_in_groups() -> None:
     q = drawn(B, T, 2 * H, K)
     at = np.arange(T)
@@ -357,9 +369,10 @@ def test_packed_sequences_are_refused() -> None:
 
 
 def test_what_has_no_form_is_refused_by_what_it_computes() -> None:
-    refused = [kernel for kernel in gpu_kernels.kernels() if kernel.is_refused]
+    refused = [kernel for kernel in gpu_kernels.kernels() if kernel.instead]
     assert refused
     for kernel in refused:
         with pytest.raises(UnsupportedModelError) as error:
             gpu_kernels.run(kernel, f"fla.ops.{kernel.names[0]}", None, (Q,), {})
         assert kernel.formula in str(error.value)
+        assert kernel.instead in str(error.value)

@@ -425,6 +425,27 @@ def test_stand_ins_are_put_once(fla: Path) -> None:
     assert layers.chunk_gated_delta_rule is first
 
 
+MUST_HAVE_A_GPU = """
+import torch
+from torch import nn
+
+
+class StickBreakingAttention(nn.Module):
+    def forward(self, x):
+        raise NotImplementedError("Stick-breaking attention requires a CUDA/HIP or Intel GPU.")
+"""
+
+
+def test_a_layer_that_runs_on_gpus_alone_is_refused_by_what_it_computes(fla: Path) -> None:
+    (fla / "fla" / "layers.py").write_text(MUST_HAVE_A_GPU)
+    layer = importlib.import_module("fla.layers").StickBreakingAttention()
+    with pytest.raises(UnsupportedModelError) as error:
+        load_module((nn.Sequential(nn.Linear(4, 4), layer), (torch.randn(2, 4),)), "net")
+    message = str(error.value)
+    assert message.startswith("1 is a StickBreakingAttention of fla.layers: it computes stick-")
+    assert "Call fla.ops.stickbreaking_attn.parallel_stickbreaking_attn" in message
+
+
 USER = """
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ from torch import nn
 
 import linexport
 from linexport.patches import gpu_kernels
-from linexport.patches.gpu_kernels import absent, layers
+from linexport.patches.gpu_kernels import absent, layers, padding
 from linexport.sources.factory import load_module
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -82,6 +82,51 @@ def test_a_layer_of_fla_converts_and_streams(library: Any, tmp_path: Path) -> No
     assert manifest.fused == {"CausalConvWithState": 1, "LinearAttention": 1}
     assert manifest.streaming is not None
     assert manifest.dims["seq"].min == 1
+
+
+MASKED = (
+    ("DeltaNet", {}),
+    ("ForgettingAttention", {}),
+    ("GatedDeltaNet", {"expand_v": 1}),
+    ("GatedLinearAttention", {}),
+    ("KimiDeltaAttention", {}),
+    ("LinearAttention", {}),
+    ("MultiScaleRetention", {}),
+    ("RodimusAttention", {}),
+)
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+@pytest.mark.parametrize(("name", "given"), MASKED)
+def test_padded_rows_of_a_layer_of_fla_are_as_alone(
+    library: Any, name: str, given: dict[str, Any]
+) -> None:
+    kind = getattr(library, name)
+    known = kind.__init__.__code__.co_varnames
+    torch.manual_seed(0)
+    layer = kind(**{n: x for n, x in COMMON.items() if n in known}, **given).eval()
+    gpu_kernels.install(layer)
+    x, mask = torch.randn(3, 80, 64), torch.ones(3, 80, dtype=torch.long)
+    mask[0, :13], mask[1, 70:] = 0, 0
+    with torch.no_grad():
+        found = layer(x, attention_mask=mask)[0]
+        for row, valid, y in zip(x, mask.bool(), found, strict=True):
+            (expected,) = layer(row[valid][None])[0]
+            torch.testing.assert_close(y[valid], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+def test_padding_is_removed_as_fla_removes_it(library: Any) -> None:
+    theirs = importlib.import_module("fla.layers.utils")
+    module = importlib.reload(theirs)  # without stand-ins, which other tests have put
+    x, mask = torch.randn(3, 9, 4), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4], mask[1, 6:], mask[2, 3:5] = 0, 0, 0
+    rows, indices, ends = module.unpad_hidden_states(x, None, mask, 9)
+    expected = torch.cat([row.cumsum(0) for row in rows[0].tensor_split(ends[1:-1].long())])
+    expected = module.repad_hidden_states(expected[None], indices, 3, 9)
+    rows, places, _ = padding.unpad_hidden_states(x, None, mask, 9)
+    found = padding.repad_hidden_states(rows.cumsum(1), places, 3, 9)
+    torch.testing.assert_close(found, expected)
 
 
 SECOND = (

@@ -73,7 +73,10 @@ class GpuKernel:
         formula: what it computes, in one line.
         reference: function of the library in plain PyTorch, by its place in the package, such as
             "modules.l2norm.l2_norm_ref"; "" where it has none of these parameters.
-        is_refused: whether nothing stands in for it: its formula says what is refused.
+        instead: advice where nothing stands in for it, so that a call is refused; "" where
+            the function does.
+        is_recorded: whether the manifest names it; it need not where the library, too, computes it
+            in PyTorch.
     """
 
     packages: tuple[str, ...]
@@ -81,7 +84,8 @@ class GpuKernel:
     function: TorchCallable
     formula: str
     reference: str = ""
-    is_refused: bool = False
+    instead: str = ""
+    is_recorded: bool = True
 
 
 MANNER = frozenset(
@@ -306,9 +310,10 @@ def run(
     Raises:
         UnsupportedModelError: one of them is not known here.
     """
-    if kernel.is_refused:
+    if kernel.instead:
         raise UnsupportedModelError(
-            f"{place} computes {kernel.formula}, which needs a GPU: linexport has no form of it."
+            f"{place} computes {kernel.formula}, of which linexport has no form without a GPU. "
+            f"{kernel.instead}."
         )
     own = inspect.signature(kernel.function)
     other = {n: x for n, x in kwargs.items() if original is None and n not in own.parameters}
@@ -357,7 +362,7 @@ def _shown(value: object) -> str:
 
 def _record(kernel: GpuKernel, place: str) -> None:
     records = _seen.get()
-    if records is not None and place not in records:
+    if kernel.is_recorded and records is not None and place not in records:
         function = kernel.function
         records[place] = KernelRecord(
             name=place,

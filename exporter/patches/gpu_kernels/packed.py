@@ -14,6 +14,6 @@ def refuse_packed(cu_seqlens: object) -> None:
     if cu_seqlens is not None:
         raise UnsupportedModelError(
             "A kernel of the model takes several sequences in one row, with their ends in "
-            "cu_seqlens, as layers of fla do where they are given an attention_mask. Give the "
-            "model a batch of sequences, and leave the mask out."
+            "cu_seqlens. Give the model a batch of sequences: layers of fla take an "
+            "attention_mask for the padding of its rows."
         )

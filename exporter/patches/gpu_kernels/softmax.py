@@ -12,8 +12,6 @@ there is a window, the last of its tokens are seen.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -104,7 +102,8 @@ def stick_breaking(
     at = torch.arange(z.shape[-1])
     seen = at[None] <= at[:, None] if attend_current else at[None] < at[:, None]
     kept = F.logsigmoid(-z).masked_fill(~seen, 0.0)
-    later = kept.sum(-1, keepdim=True) - kept.cumsum(-1)
+    # From the newest key on: of those far back, whose sums are large, hardly anything is left.
+    later = kept.flip(-1).cumsum(-1).flip(-1) - kept
     weights = (F.logsigmoid(z) + later).masked_fill(~seen, -torch.inf).exp()
     output = torch.einsum("bhts,bshv->bthv", weights, v).to(q.dtype)
     return output, kept.sum(-1).exp().transpose(1, 2).to(q.dtype)
@@ -160,16 +159,27 @@ def flash_attn_func(
     return F.scaled_dot_product_attention(query, key, value, scale=softmax_scale).transpose(1, 2)
 
 
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """Stand in for ``flash_attn_varlen_func`` on a batch, as ``padding`` makes it of a mask."""
+    refuse_packed(cu_seqlens_q)
+    refuse_packed(cu_seqlens_k)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size)
+
+
 FLA = ("fla",)
 SOFTMAX = "softmax attention to earlier tokens"
-
-
-def _other(names: tuple[str, ...], what: str, packages: tuple[str, ...] = FLA) -> GpuKernel:
-    return GpuKernel(packages, names, _nothing, what, is_refused=True)
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> Any:
-    """Stand in for no kernel: those are refused before they are called."""
 
 
 KERNELS = (
@@ -197,36 +207,7 @@ KERNELS = (
         "ops.stickbreaking_attn.naive.naive_stickbreaking_attn",
     ),
     GpuKernel(("flash_attn",), ("flash_attn_func",), flash_attn_func, "softmax attention"),
-    _other(
-        ("flash_attn_varlen_func",),
-        "softmax attention of several sequences in one row",
-        ("flash_attn",),
-    ),
-    _other(
-        ("parallel_path_attn",),
-        "softmax attention with products of Householder matrices between each query and key",
-    ),
-    _other(("deltaformer_attn",), "softmax attention to values that are solved for token by token"),
-    _other(("parallel_nsa", "parallel_nsa_compression"), "attention to blocks chosen by scores"),
-    _other(("parallel_moba",), "attention to blocks chosen by scores"),
-    _other(("chunk_mesa_net",), "the solution of a linear system for each token"),
-    _other(
-        ("chunk_momentum_delta_rule", "fused_recurrent_momentum_delta_rule"),
-        "a delta rule with momentum, two states that read each other",
-    ),
-    _other(
-        ("chunk_precond_gated_delta_rule", "fused_recurrent_precond_gated_delta_rule"),
-        "a delta rule whose writes are preconditioned by a second state",
-    ),
-    _other(
-        ("chunk_precond_kda", "fused_recurrent_precond_kda"),
-        "a delta rule whose writes are preconditioned by a second state",
-    ),
-    _other(
-        ("chunk_log_linear_attn",),
-        "linear attention with a state for each power of two of tokens",
-    ),
-    _other(
-        ("chunk_cyfa", "fused_recurrent_cyfa"), "a delta rule on keys that rotate with the state"
+    GpuKernel(
+        ("flash_attn",), ("flash_attn_varlen_func",), flash_attn_varlen_func, "softmax attention"
     ),
 )
