@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import linexport
 from linexport.errors import LinexportError
 from linexport.patches.gpu_kernels import absent
+from linexport.patches.gpu_kernels.refused import OTHER
 
 WIDTH, LENGTH = 64, 96
 COMMON = {"hidden_size": WIDTH, "num_heads": 2, "head_dim": 32, "layer_idx": 0, "num_slots": 16}
@@ -95,7 +96,8 @@ def outcome(name: str) -> dict[str, Any]:
                 build(name), args=given, output=Path(folder) / "out", bench=False
             )
     except LinexportError as error:
-        return row | {"reason": FAILS.sub(r"\1.", str(error).splitlines()[0])}
+        said = FAILS.sub(r"\1.", str(error).splitlines()[0])
+        return row | {"reason": said.removesuffix(f" {OTHER}.")}
     except Exception as error:  # of the layer's own constructor
         return row | {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
     parity, streaming = manifest.parity, manifest.streaming
