@@ -25,6 +25,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from linexport.errors import UsageError
+from linexport.sources.compiled_extensions import compilation_failure
 from linexport.sources.files import first_line
 
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -253,6 +254,7 @@ def user_code(what: str, *passed: type[Exception]) -> Iterator[None]:
 
     Raises:
         UsageError: with the line of the user's code.
+        UnsupportedModelError: it compiles an extension that cannot be compiled here.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -261,6 +263,9 @@ def user_code(what: str, *passed: type[Exception]) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         place = _user_line(error.__traceback__)
+        compiled = compilation_failure(error, place)
+        if compiled is not None:
+            raise compiled from error
         raise UsageError(f"{what}{place}: {first_line(error)}. Fix it and run again.") from error
 
 

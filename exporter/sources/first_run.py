@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from linexport.errors import UnsupportedModelError
 from linexport.sources.callables import user_frame
+from linexport.sources.compiled_extensions import compilation_failure
 from linexport.sources.files import first_line
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
@@ -192,6 +193,9 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
             "without a reason: its author has not written what these options or sizes take. Give "
             "the layer others, such as another mode"
         )
+    compiled = compilation_failure(error, f" at {frame.filename}:{frame.lineno}" if frame else "")
+    if compiled is not None:
+        return compiled
     place = f" at {frame.filename}:{frame.lineno} ({frame.line})" if frame else ""
     return UnsupportedModelError(
         f"{name}: the model itself fails{place}: {said}. It was run on {inputs}. Correct the model "

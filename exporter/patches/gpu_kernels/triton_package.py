@@ -17,7 +17,7 @@ VERSION = "3.3.0"
 """Release that libraries take the package for: the oldest that fla recommends."""
 
 
-class Kernel:
+class TritonKernel:
     """A kernel that cannot be launched.
 
     Args:
@@ -27,9 +27,9 @@ class Kernel:
     def __init__(self, function: Callable[..., object]) -> None:
         self.fn = function
         self.__name__, self.__module__ = function.__name__, function.__module__
-        self.configs: Sequence[Config] = ()
+        self.configs: Sequence[LaunchConfig] = ()
 
-    def __getattr__(self, name: str) -> type[Name]:
+    def __getattr__(self, name: str) -> type[TritonName]:
         """Return a fact about a kernel that is not launched, such as names of its arguments."""
         return _name(name)
 
@@ -50,26 +50,26 @@ class Kernel:
 
 
 class _Names(type):
-    """The type of ``Name``: a class, so that others derive from it and values are of its kind."""
+    """Metaclass of ``TritonName``: others derive from that, and values may be of its kind."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a kernel where one is decorated or wrapped, else this name."""
         first: Any = args[0] if args else None
-        if isinstance(first, Kernel):
+        if isinstance(first, TritonKernel):
             return first
         is_decorator = len(args) == 1 and not kwargs and callable(first)
-        return Kernel(first) if is_decorator and not isinstance(first, _Names) else cls
+        return TritonKernel(first) if is_decorator and not isinstance(first, _Names) else cls
 
-    def __getattr__(cls, name: str) -> type[Name]:
+    def __getattr__(cls, name: str) -> type[TritonName]:
         """Return a name of a name."""
         return _name(name)
 
 
-class Name(metaclass=_Names):
+class TritonName(metaclass=_Names):
     """A name of the package: a decorator, a type of the language or a set of options."""
 
 
-class Config:
+class LaunchConfig:
     """Options of a launch, which libraries choose among when they define a kernel.
 
     Args:
@@ -91,12 +91,12 @@ class Config:
 
 
 def autotune(
-    configs: Sequence[Config], *_args: object, **_options: object
-) -> Callable[[Any], Kernel]:
+    configs: Sequence[LaunchConfig], *_args: object, **_options: object
+) -> Callable[[Any], TritonKernel]:
     """Return a decorator of kernels, which keeps the options that they are tuned over."""
 
-    def decorate(function: Any) -> Kernel:
-        kernel = function if isinstance(function, Kernel) else Kernel(function)
+    def decorate(function: Any) -> TritonKernel:
+        kernel = function if isinstance(function, TritonKernel) else TritonKernel(function)
         kernel.configs = configs
         return kernel
 
@@ -119,12 +119,12 @@ def _power_of_2(n: int) -> int:
 
 
 def content(module: str) -> Mapping[str, object]:
-    """Return the names of a module of the package; any other is a ``Name``."""
+    """Return the names of a module of the package; any other is a ``TritonName``."""
     own: dict[str, object] = {"__getattr__": _name}
     if module == NAME:
         own |= {
             "__version__": VERSION,
-            "Config": Config,
+            "Config": LaunchConfig,
             "autotune": autotune,
             "cdiv": _ceiling,
             "next_power_of_2": _power_of_2,
@@ -134,8 +134,8 @@ def content(module: str) -> Mapping[str, object]:
     return own
 
 
-def _name(name: str) -> type[Name]:
+def _name(name: str) -> type[TritonName]:
     """Return a name that is looked up; none of those that Python itself looks for."""
     if name.startswith("__"):
         raise AttributeError(name)
-    return Name
+    return TritonName
