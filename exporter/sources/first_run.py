@@ -23,12 +23,10 @@ from linexport.errors import UnsupportedModelError
 from linexport.sources.callables import user_frame
 from linexport.sources.compiled_extensions import compilation_failure
 from linexport.sources.files import first_line
+from linexport.sources.gpu_failures import gpu_failure
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
 from linexport.system.untyped import Keywords, Positional, TorchCallable
-
-NO_GPU = "0 active drivers"
-"""Part of the message of Triton on a machine without a GPU."""
 
 LISTED = 6
 """Inputs that are described in an error."""
@@ -184,8 +182,10 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
         inputs: what it was run on.
     """
     said, frame = first_line(error).rstrip("."), user_frame(error.__traceback__)
-    if NO_GPU in said:
-        said = "it launches a Triton kernel, which needs a GPU and has no form in PyTorch here"
+    advice = "Correct the model or its inputs: module(*args, **kwargs) must run."
+    needs_gpu = gpu_failure(error)
+    if needs_gpu is not None:
+        said, advice = needs_gpu
     if isinstance(error, NotImplementedError) and not str(error):
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = (
@@ -198,8 +198,7 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
         return compiled
     place = f" at {frame.filename}:{frame.lineno} ({frame.line})" if frame else ""
     return UnsupportedModelError(
-        f"{name}: the model itself fails{place}: {said}. It was run on {inputs}. Correct the model "
-        "or its inputs: module(*args, **kwargs) must run."
+        f"{name}: the model itself fails{place}: {said}. It was run on {inputs}. {advice}"
     )
 
 
