@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from linexport.patches import gpu_kernels
 from linexport.sources.files import first_line
@@ -55,7 +55,7 @@ def gpu_failure(error: Exception) -> GpuFailure | None:
 def _kernel(trace: TracebackType | None) -> str:
     """Return the name of the Triton kernel that a traceback launches."""
     for frame, _ in traceback.walk_tb(trace):
-        found = frame.f_locals.get("self")
+        found: Any = frame.f_locals.get("self")
         if type(found).__module__.partition(".")[0] == "triton":
             while not inspect.isfunction(found) and hasattr(found, "fn"):
                 found = found.fn
