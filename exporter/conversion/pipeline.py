@@ -170,7 +170,8 @@ def convert(
             tokenizer and safetensors, no code. The manifest records the commit.
         revision: Commit, branch or tag of such a model, fetched or in the cache.
         stand_ins: For file.py:Class: where its code imports mamba_ssm, causal_conv1d, fla or an
-            extension for selective scans that is not installed, compute their kernels in PyTorch.
+            extension for selective scans that is not installed, or compiles the wkv of RWKV-4,
+            compute their kernels in PyTorch.
         isolated: Convert in a process of its own, without network, that reads and writes nothing
             else; a crash is an error. For models of strangers.
         max_memory: For isolated=True: GiB of memory it may take.

@@ -300,7 +300,8 @@ class ConvertOptions:
         "--stand-ins",
         Panel.INPUT,
         "For file.py:Class: where its code imports mamba_ssm, causal_conv1d, fla or an extension "
-        "for selective scans that is not installed, compute their kernels in PyTorch.",
+        "for selective scans that is not installed, or compiles the wkv of RWKV-4, compute their "
+        "kernels in PyTorch.",
     )
     isolated: bool = _option(
         False,

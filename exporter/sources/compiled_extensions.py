@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from linexport.errors import UnsupportedModelError
+from linexport.patches.gpu_kernels import wkv
 from linexport.sources.files import first_line
 
 COMPILER = Path("torch", "utils", "cpp_extension.py")
@@ -29,20 +30,26 @@ def compilation_failure(error: BaseException, place: str) -> UnsupportedModelErr
     found = _extension(error.__traceback__)
     if found is None:
         return None
+    name, sources = found
+    advice = (
+        "--stand-ins computes it in PyTorch."
+        if wkv.is_known(sources)
+        else "linexport knows no form of it in PyTorch: write one, and let the code call that "
+        "where torch.cuda.is_available() is false."
+    )
     return UnsupportedModelError(
-        f"The model's code{place} compiles {found}, which fails here: "
-        f"{first_line(error).rstrip('.')}. linexport knows no form of it in PyTorch: write one, "
-        "and let the code call that where torch.cuda.is_available() is false."
+        f"The model's code{place} compiles {_named(name, sources)}, which fails here: "
+        f"{first_line(error).rstrip('.')}. {advice}"
     )
 
 
-def _extension(trace: TracebackType | None) -> str | None:
+def _extension(trace: TracebackType | None) -> tuple[object, object] | None:
     """Return the name and the source files of the extension that a traceback compiles."""
     for frame, _ in traceback.walk_tb(trace):
         code = frame.f_code
         if code.co_name in SOURCES and Path(code.co_filename).parts[-3:] == COMPILER.parts:
             given = frame.f_locals
-            return _named(given.get("name"), given.get(SOURCES[code.co_name]))
+            return given.get("name"), given.get(SOURCES[code.co_name])
     return None
 
 

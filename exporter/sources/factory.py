@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.manifest.records import KernelRecord
 from linexport.patches import gpu_kernels
-from linexport.patches.gpu_kernels import absent
+from linexport.patches.gpu_kernels import absent, wkv
 from linexport.patches.gpu_kernels.refused import refuse_layers
 from linexport.sources import example_inputs
 from linexport.sources.callables import find_callable, user_code, without_arguments
@@ -85,7 +85,8 @@ def load_factory(
 
     given = example_inputs.parse(inputs)
     made = absent.KNOWN if stand_ins else absent.needed()
-    factory, result, missed = _built(source, seed, made)
+    with wkv.compiled_in_pytorch() if stand_ins else nullcontext():
+        factory, result, missed = _built(source, seed, made)
     result = _uncompiled(result)
     module = result[0] if isinstance(result, tuple) and result else result
     if state_dict is not None and isinstance(module, torch.nn.Module):
