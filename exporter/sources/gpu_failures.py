@@ -21,7 +21,7 @@ NOTHING_CALLED = "'NoneType' object is not callable"
 
 
 class GpuFailure(NamedTuple):
-    """What a model needs a GPU for, and what to do."""
+    """Reason why a model needs a GPU, and advice."""
 
     said: str
     advice: str
