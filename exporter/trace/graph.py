@@ -32,6 +32,7 @@ from linexport.trace import branch_copies
 from linexport.trace.decompositions import (
     cummax,
     cumprod,
+    idle_squeezes,
     integer_promotion,
     symbolic_padding,
     triangular_inverse,
@@ -88,6 +89,7 @@ def to_graph(
     branch_copies.separate(program)
     integer_promotion.promote(program)
     symbolic_padding.write_pads(program)
+    idle_squeezes.remove_idle_squeezes(program)
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)
