@@ -19,7 +19,7 @@ QUANTILES = (0.5, 0.99, 0.999)
 RANGES = ((0, 64), (64, 512), (512, 4096))
 """Positions that are reported together."""
 
-AT_ONCE = 2**20
+AT_ONCE = 2**18
 """Logits compared at once: in float64 they are in memory several times over."""
 
 Values = NDArray[np.float64]

@@ -21,7 +21,7 @@ from linexport.graph.segments import Segment, cut, stand_in
 from linexport.quantization.opened import FloatModel
 from linexport.system import memory
 
-PIECE = 256
+PIECE = 128
 """Tokens of a call: logits of long sequences, and scores of softmax layers, are large."""
 
 Window = NDArray[np.int64]

@@ -17,6 +17,7 @@ from linexport.quantization import drift
 from linexport.quantization.calibration_inputs import CalibrationInputs
 from linexport.quantization.divergence import compare
 from linexport.quantization.layer_chain import LayerChain, Window, outputs_of, whole_outputs
+from linexport.system import memory
 
 Outputs = Callable[[Window], Iterator[Arrays]]
 """Yields the outputs of a model for consecutive pieces of a window."""
@@ -142,9 +143,11 @@ def with_proof(
         record = replace(record, original_divergence=theirs)
     if not artifact.manifest.states:
         return record
+    memory.trim_memory()  # of logits, before another session is opened
     exactly = runs.quantised if runs.exact is None else runs.exact()
     exact, _ = drift.streaming(artifact, exactly, windows[0], seed)
     del exactly
+    memory.trim_memory()
     rounded, split = drift.streaming(artifact, runs.quantised, windows[0], seed)
     tolerance = TOLERANCES["float32"].relative
     return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, split))
