@@ -1,8 +1,8 @@
 """ReduceSum(x) - CumSum(x) of integers -> CumSum(x, exclusive, reverse): what is still to come.
 
-PyTorch has no sum from the end. Of integers both forms give the same digits; of floats they do not,
-and the difference is kept. A sum from the end is known to turn the state of a recurrence, see
-``token_flow``, where a difference would be a value of other tokens.
+PyTorch has no sum from the end. For integers both forms give the same result. For floats the
+rounding differs, and the difference is left as it is. ``token_flow`` proves that a sum from the end
+turns the state of a recurrence; it cannot prove that of a difference.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
-from linexport.graph.edit import producer
+from linexport.graph.edit import element_type_of, producer
 from linexport.graph.tensors import constant_values, known_shape
 
 log = logging.getLogger(__name__)
+
+INTEGERS = {TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64}
+"""Types of integers that CumSum takes."""
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -31,7 +35,7 @@ def _running(graph: gs.Graph, node: gs.Node) -> gs.Node | None:
     if whole is None or running is None or whole.inputs[0] is not running.inputs[0]:
         return None
     x = running.inputs[0]
-    if x.dtype is None or x.dtype.kind not in "iu" or x.shape is None:
+    if element_type_of(x) not in INTEGERS or x.shape is None:
         return None
     if any(running.attrs.get(name, 0) for name in ("exclusive", "reverse")):
         return None

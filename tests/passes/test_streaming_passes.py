@@ -485,3 +485,14 @@ def test_integers_to_come_are_summed_from_the_end(graph: Build, kind: str) -> No
     assert any(a.name == "reverse" for node in sums for a in node.attribute) == (kind == "int64")
     x = RANDOM.normal(size=(2, 9, 8)).astype(np.float32)
     np.testing.assert_allclose(streamed(rewritten, x, [9]), whole(model, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_a_type_that_numpy_lacks_is_left_alone() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]>'
+        "g (bfloat16[b, s, 8] x) => (bfloat16[b, s, 8] z) {"
+        "axes = Constant <value = int64[1] {1}> ()  axis = Constant <value = int64 {1}> ()"
+        "total = ReduceSum (x, axes)  so_far = CumSum(x, axis)  z = Sub(total, so_far) }"
+    )
+    rewritten = passes.rewrite(model).model
+    assert ops(rewritten)["Sub"] == 1
