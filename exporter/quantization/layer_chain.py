@@ -21,8 +21,11 @@ from linexport.graph.segments import Segment, cut, stand_in
 from linexport.quantization.opened import FloatModel
 from linexport.system import memory
 
-PIECE = 128
-"""Tokens of a call: logits of long sequences, and scores of softmax layers, are large."""
+PIECE = 256
+"""Tokens of a call of a layer: scores of softmax layers are large."""
+
+LOGITS_PIECE = 128
+"""Tokens of a call that gives logits, which two models have at once where they are compared."""
 
 Window = NDArray[np.int64]
 
@@ -59,7 +62,8 @@ class LayerChain:
         self._measured, self._compared = len(calibration), compared
         self._sequences = [*calibration, *compared]
         # A model without states is run on whole sequences.
-        self._piece = PIECE if states else max(map(len, self._sequences))
+        longest = max(map(len, self._sequences))
+        self._piece, self._logits_piece = (PIECE, LOGITS_PIECE) if states else (longest, longest)
         self._held: list[dict[str, NDArray]] = [{} for _ in self._sequences]
         self._states: list[dict[str, NDArray]] = [{} for _ in self._sequences]
         self._head: Run | None = None
@@ -117,8 +121,8 @@ class LayerChain:
         if self._head is None:
             self._head = self._open(segment, segment.outputs)
         state: dict[str, NDArray] = {}
-        for start in range(0, len(window), self._piece):
-            given = self._feeds(segment, number, start, state)
+        for start in range(0, len(window), self._logits_piece):
+            given = self._feeds(segment, number, start, self._logits_piece, state)
             outputs = self._head(given)
             state = self._carried(outputs)
             yield {**self._states[number], **outputs}
@@ -127,15 +131,15 @@ class LayerChain:
         """Run a layer on one sequence in pieces; yields its outputs of each."""
         state: dict[str, NDArray] = {}
         for start in range(0, len(self._sequences[number]), self._piece):
-            outputs = run(self._feeds(segment, number, start, state))
+            outputs = run(self._feeds(segment, number, start, self._piece, state))
             state = self._carried(outputs)
             yield outputs
 
     def _carried(self, outputs: Arrays) -> dict[str, NDArray]:
         return {self._pasts[name]: value for name, value in outputs.items() if name in self._pasts}
 
-    def _feeds(self, segment: Segment, number: int, start: int, state: Arrays) -> Arrays:
-        end = start + self._piece
+    def _feeds(self, segment: Segment, number: int, start: int, size: int, state: Arrays) -> Arrays:
+        end = start + size
         piece = self._sequences[number][None, start:end]
         given = {**self._model.artifact.feeds(piece), **state}
         for other in self._growing.keys() - state.keys() if start else ():
@@ -164,7 +168,7 @@ def outputs_of(artifact: Artifact, run: Run) -> Callable[[Window], Iterator[Arra
 
     def pieces(window: Window) -> Iterator[Arrays]:
         state: dict[str, NDArray] = {}
-        size = PIECE if pasts else len(window)
+        size = LOGITS_PIECE if pasts else len(window)
         for start in range(0, len(window), size):
             outputs = run({**artifact.feeds(window[None, start : start + size]), **state})
             state = {past: outputs[present] for present, past in pasts.items()}
@@ -186,7 +190,7 @@ def whole_outputs(
 
     def pieces(window: Window) -> Iterator[Arrays]:
         found = run(artifact.feeds(window[None]))[logits]
-        size = PIECE if artifact.manifest.states else len(window)
+        size = LOGITS_PIECE if artifact.manifest.states else len(window)
         for start in range(0, len(window), size):
             yield {logits: found[:, start : start + size]}
 

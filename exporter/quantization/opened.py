@@ -133,7 +133,7 @@ class OnDemand:
                 self._model,
                 threads=self._threads,
                 taking_turns=True,
-                low_memory=True,  # it is open while the other is
+                low_memory=True,  # the quantised model is open at the same time
             )
         return self._session.run(inputs)
 
