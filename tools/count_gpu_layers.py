@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import linexport
 from linexport.errors import LinexportError
 from linexport.patches.gpu_kernels import absent
-from linexport.patches.gpu_kernels.refused import OTHER
+from linexport.patches.gpu_kernels.refused import USE_LISTED
 
 WIDTH, LENGTH = 64, 96
 COMMON = {"hidden_size": WIDTH, "num_heads": 2, "head_dim": 32, "layer_idx": 0, "num_slots": 16}
@@ -97,7 +97,7 @@ def outcome(name: str) -> dict[str, Any]:
             )
     except LinexportError as error:
         said = FAILS.sub(r"\1.", str(error).splitlines()[0])
-        return row | {"reason": said.removesuffix(f" {OTHER}.")}
+        return row | {"reason": said.removesuffix(f" {USE_LISTED}.")}
     except Exception as error:  # of the layer's own constructor
         return row | {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
     parity, streaming = manifest.parity, manifest.streaming

@@ -24,11 +24,13 @@ def first(state: dict[str, Any]) -> np.ndarray:
 
 def main(folder: Path, tokens: list[int]) -> None:
     """Feed the tokens one by one, carrying every ``present_*`` output to its ``past_*`` input."""
-    states = json.loads((folder / "manifest.json").read_text())["states"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    states = manifest["states"]
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     carried = {s["past"]: s["present"] for s in states}
     state = {s["past"]: first(s) for s in states}
-    token_input, *masks = [i.name for i in session.get_inputs() if i.name not in carried]
+    masks = [i["name"] for i in manifest["inputs"] if i["default"] == 1]
+    token_input = next(i.name for i in session.get_inputs() if i.name not in carried)
     outputs = [o.name for o in session.get_outputs()]
     for token in tokens:
         feeds = {token_input: np.array([[token]]), **state}

@@ -84,10 +84,11 @@ def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, 
     turn = None if past.is_empty() else producer(_unshaped(past))
     if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
         zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
-        others = [t for i, t in enumerate(turn.inputs) if i not in zeros]
-        # Zeros times a number are a start, which no call may multiply again.
-        if not zeros or not all(_is_stored(t, known) for t in others):
-            return (turn, zeros[0]) if zeros else None
+        if not zeros:
+            return None
+        # Zeros times a stored number are a start, which no call may multiply again.
+        if not all(_is_stored(t, known) for i, t in enumerate(turn.inputs) if i not in zeros):
+            return turn, zeros[0]
     zero = port.initial_value == 0 and not past.is_empty() and known.is_zero(past)
     return (node, port.past) if past.is_empty() or zero else None
 

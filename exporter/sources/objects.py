@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
+from os import PathLike
 from typing import ParamSpec, TypeVar
 
 from linexport.errors import UsageError
@@ -99,7 +99,7 @@ def takes_examples(convert: Callable[P, R]) -> Callable[P, R]:
     @wraps(convert)
     def called(*given: P.args, **named: P.kwargs) -> R:
         source, *places = given
-        if not places or places[0] is None or isinstance(places[0], str | Path):
+        if not places or places[0] is None or isinstance(places[0], str | PathLike):
             return convert(*given, **named)
         examples = dict(zip(EXAMPLES, places, strict=False))
         twice = [f"{name} behind the module and by name" for name in examples if name in named]

@@ -93,10 +93,9 @@ def find_target(name: str) -> Target:
 def _first_line(module: str) -> tuple[str, str]:
     """Return name and summary of a target whose module is not imported; empty where unknown."""
     try:
-        spec = importlib.util.find_spec(module)
-        loader: Any = spec.loader if spec else None
+        spec: Any = importlib.util.find_spec(module)
         # Not get_source, which pytest's loader of plugins lacks.
-        source = importlib.util.decode_source(loader.get_data(spec.origin if spec else ""))
+        source = importlib.util.decode_source(spec.loader.get_data(spec.origin))
         text = ast.get_docstring(ast.parse(source)) or ""
     except Exception:  # the code of others: loading it says what is wrong
         return "", ""

@@ -56,15 +56,21 @@ def library(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield pytest.importorskip(request.param, exc_type=ImportError)
 
 
+def layer_of(library: Any, name: str, given: dict[str, Any]) -> nn.Module:
+    """A layer of fla with those of the common arguments that it knows, and its own."""
+    kind = getattr(library, name)
+    known = kind.__init__.__code__.co_varnames
+    torch.manual_seed(0)
+    made: nn.Module = kind(**{n: x for n, x in COMMON.items() if n in known}, **given)
+    return made.eval()
+
+
 @pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
 @pytest.mark.parametrize(("name", "given"), FLA)
 def test_kernels_of_fla_equal_its_own_references(
     library: Any, name: str, given: dict[str, Any]
 ) -> None:
-    kind = getattr(library, name)
-    known = kind.__init__.__code__.co_varnames
-    torch.manual_seed(0)
-    net = Net(kind(**{n: x for n, x in COMMON.items() if n in known}, **given)).eval()
+    net = Net(layer_of(library, name, given)).eval()
     loaded = load_module((net, (torch.randn(2, 80, 16),)), name)
     compared = [kernel.error for kernel in loaded.kernels if kernel.error is not None]
     assert compared
@@ -101,10 +107,7 @@ MASKED = (
 def test_padded_rows_of_a_layer_of_fla_are_as_alone(
     library: Any, name: str, given: dict[str, Any]
 ) -> None:
-    kind = getattr(library, name)
-    known = kind.__init__.__code__.co_varnames
-    torch.manual_seed(0)
-    layer = kind(**{n: x for n, x in COMMON.items() if n in known}, **given).eval()
+    layer = layer_of(library, name, given)
     gpu_kernels.install(layer)
     x, mask = torch.randn(3, 80, 64), torch.ones(3, 80, dtype=torch.long)
     mask[0, :13], mask[1, 70:] = 0, 0
@@ -113,6 +116,16 @@ def test_padded_rows_of_a_layer_of_fla_are_as_alone(
         for row, valid, y in zip(x, mask.bool(), found, strict=True):
             (expected,) = layer(row[valid][None])[0]
             torch.testing.assert_close(y[valid], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+def test_a_single_token_that_is_padding_gives_zeros(library: Any) -> None:
+    """LightNetAttention does not repad a batch of one row and one token."""
+    layer = layer_of(library, "LightNetAttention", {})
+    gpu_kernels.install(layer)
+    with torch.no_grad():
+        found = layer(torch.randn(1, 1, 64), attention_mask=torch.zeros(1, 1, dtype=torch.long))[0]
+    assert not found.any()
 
 
 @pytest.mark.parametrize("library", ["fla.layers"], indirect=True)

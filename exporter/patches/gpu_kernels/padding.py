@@ -58,12 +58,13 @@ def unpad_hidden_states(
 
     Returns:
         These, what ``repad_hidden_states`` takes, and the given ends of sequences; without a mask
-        nothing is moved. Padding is zeros: of a single token that is padding, layers take one
-        token of one row for a batch without any, and keep what they compute of it.
+        nothing is moved.
     """
     if cu_seqlens is not None or attention_mask is None:
         return hidden_states, None, cu_seqlens
     places = places_of(attention_mask, q_len)
+    # LightNetAttention does not repad a batch of one row and one token, even where that token is
+    # padding. Of zeros it computes zeros, as if it had.
     known = torch.where(_wide(places.valid, hidden_states), hidden_states, 0.0)
     return _moved(known, places), places, None
 

@@ -19,12 +19,11 @@ CYCLIC = "a delta rule on keys that rotate with the state"
 PRECONDITIONED = "a delta rule whose writes are preconditioned by a second state"
 PATH = "softmax attention with products of Householder matrices between each query and key"
 LOG_LINEAR = "linear attention with a state for each power of two of tokens"
-THIRD = "a state space whose states are complex, with a step of the trapezoidal rule"
+COMPLEX_STATES = "a state space whose states are complex, with a step of the trapezoidal rule"
 
-
-OTHER = "Use a layer that linexport's page on GPU libraries lists as one that converts"
-SECOND = "Convert a model folder of the type mamba3, or use Mamba2"
-PLAIN = "Use nn.Linear, with the weights rounded once"
+USE_LISTED = "Use a layer that linexport's page on GPU libraries lists as one that converts"
+USE_MAMBA3_FOLDER = "Convert a model folder of the type mamba3, or use Mamba2"
+USE_LINEAR = "Use nn.Linear, with the weights rounded once"
 NO_FORM = "of which linexport has no form without a GPU"
 
 
@@ -33,7 +32,7 @@ def _nothing(*_args: Any, **_kwargs: Any) -> Any:
 
 
 def _refused(
-    names: tuple[str, ...], what: str, instead: str = OTHER, packages: tuple[str, ...] = FLA
+    names: tuple[str, ...], what: str, instead: str = USE_LISTED, packages: tuple[str, ...] = FLA
 ) -> GpuKernel:
     return GpuKernel(packages, names, _nothing, what, instead=instead)
 
@@ -58,21 +57,23 @@ KERNELS = (
     _refused(
         ("layer_norm_linear_quant", "rms_norm_linear_quant", "bit_linear"),
         "a product of ternary weights with activations rounded to 8 bits",
-        PLAIN,
+        USE_LINEAR,
     ),
-    _refused(("mamba3_siso_combined", "mamba3_mimo"), THIRD, SECOND, ("mamba_ssm",)),
+    _refused(
+        ("mamba3_siso_combined", "mamba3_mimo"), COMPLEX_STATES, USE_MAMBA3_FOLDER, ("mamba_ssm",)
+    ),
 )
 
 LAYERS: Mapping[tuple[str, str], tuple[str, str, str]] = {
-    ("fla", "CyclicFlowAttention"): (CYCLIC, NO_FORM, OTHER),
+    ("fla", "CyclicFlowAttention"): (CYCLIC, NO_FORM, USE_LISTED),
     ("fla", "LogLinearMamba2"): (LOG_LINEAR, NO_FORM, "Use Mamba2"),
-    ("fla", "Mamba3"): (THIRD, NO_FORM, SECOND),
+    ("fla", "Mamba3"): (COMPLEX_STATES, NO_FORM, USE_MAMBA3_FOLDER),
     ("fla", "MomAttention"): (
         "a delta rule on several memories, each of the tokens that are routed to it",
         NO_FORM,
         "Use GatedDeltaNet",
     ),
-    ("fla", "PaTHAttention"): (PATH, NO_FORM, OTHER),
+    ("fla", "PaTHAttention"): (PATH, NO_FORM, USE_LISTED),
     ("fla", "StickBreakingAttention"): (
         "stick-breaking attention",
         "and its code refuses to run on a CPU",
