@@ -133,6 +133,15 @@ def instruction_set() -> str:
     return str(library.linexport_instruction_set().decode())
 
 
+def multiplies_integers() -> bool:
+    """Return whether it has products of integers for this machine, which needs AVX2 or AVX-512.
+
+    Raises:
+        EnvironmentProblemError: as ``path``.
+    """
+    return bool(ctypes.CDLL(str(path())).linexport_multiplies_integers())
+
+
 def sources_digest() -> str:
     """Return the digest of the C++ sources, which the library carries as well."""
     return shared_library.digest(_FOLDER / "cpp")

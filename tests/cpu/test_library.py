@@ -24,7 +24,13 @@ from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.targets import cpu_fusion
 from linexport.targets.base import OrtSession, uses_library
-from linexport.targets.cpu_fusion import cached_attention, chains, convolutions, exponentials
+from linexport.targets.cpu_fusion import (
+    cached_attention,
+    chains,
+    convolutions,
+    exponentials,
+    integer_products,
+)
 from tests.support.layouts import Layout, mapped_model
 from tests.support.native import check_in_place, on_library, session
 
@@ -187,7 +193,7 @@ def test_the_ops_it_says_it_computes_are_those_it_registers() -> None:
     sources = "".join(p.read_text() for p in sorted((library._FOLDER / "cpp").glob("*.cc")))
     found = set(re.findall(r'Registered registered\(\{"(\w+)"', sources))
     fused = {cpu_fusion.OP, chains.OP, cached_attention.OP, convolutions.OP, exponentials.OP}
-    assert found == library.OPS | fused
+    assert found == library.OPS | fused | {integer_products.OP}
 
 
 def test_a_model_of_other_ops_is_not_opened_with_it(converted: Callable[..., Path]) -> None:

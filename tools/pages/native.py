@@ -18,6 +18,9 @@ OTHERS = {
 """Titles of the others, as records name them; those of a record that were measured are shown."""
 
 
+FLOAT32 = "float32"
+
+
 def cpu() -> str:
     """Where each record of docs/data/cpu/ was measured, and its ratios."""
     paths = sorted((ROOT / "docs/data/cpu").glob("*.json"))
@@ -43,4 +46,24 @@ def _times(ratio: float | None) -> str:
     return NONE if ratio is None else f"{ratio:.2f}"
 
 
-PARTS = {"measured-cpu": cpu}
+def products() -> str:
+    """Speeds of products with weights of few bits, over float32's; see bench_products.py."""
+    found = record("products")
+    result = found["result"]
+    forms = [form for form in result["rows"][0]["ms"] if form != FLOAT32]
+    rows = [
+        [f"{row['tokens']:,}", *(f"{row['ms'][FLOAT32] / row['ms'][form]:.2f}" for form in forms)]
+        for row in result["rows"]
+    ]
+    rows.append(["1, of a copy's speed", *(f"{result['of_memory'][form]:.2f}" for form in forms)])
+    return with_circumstances(found, table(["tokens", *map(_form, forms)], rows))
+
+
+def _form(form: str) -> str:
+    """Write "4/32 library" for people."""
+    stored, _, own = form.partition(" ")
+    bits, block = stored.split("/")
+    return f"{bits} bits in blocks of {block}, {own or 'ONNX Runtime'}"
+
+
+PARTS = {"measured-cpu": cpu, "measured-products": products}

@@ -106,9 +106,10 @@ def _keeping(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
 def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
     from linexport.targets.cpu_fusion import with_programs
     from linexport.targets.cpu_fusion.chains import with_chains
+    from linexport.targets.cpu_fusion.integer_products import with_integer_products
 
     cpu_library.check_nodes(model)
-    return with_chains(with_programs(_keeping(model, logits)))
+    return with_integer_products(with_chains(with_programs(_keeping(model, logits))))
 
 
 def _on_provider(

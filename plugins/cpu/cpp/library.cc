@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "instruction_set.h"
+#include "matmul_nbits.h"
 #include "onnxruntime_call.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -48,6 +49,9 @@ EXPORTED const char* linexport_sources() { return LINEXPORT_SOURCES; }
 
 // The instruction set that kernels run with on this machine.
 EXPORTED const char* linexport_instruction_set() { return linexport::instruction_set_name(); }
+
+// Whether MatMulNBits runs on this machine.
+EXPORTED int linexport_multiplies_integers() { return linexport::multiplies_integers(); }
 
 EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace linexport;

@@ -31,7 +31,7 @@ namespace linexport {
 
 constexpr uint32_t kApiVersion = 18;  // the first with OrtCustomOp's in-place map
 
-constexpr int kUndefined = 0, kFloat = 1, kInt64 = 7, kBool = 9, kFloat16 = 10, kBFloat16 = 16;  // types of elements
+constexpr int kUndefined = 0, kFloat = 1, kUint8 = 2, kInt64 = 7, kBool = 9, kFloat16 = 10, kBFloat16 = 16;  // types of elements
 constexpr int kActivation = -1;  // of what an operator declares: float, float16 or bfloat16, the same for all
 constexpr int kStored = -2;      // of the same type, and left as it is: weights of which a call reads a part
 constexpr int kRequired = 0, kOptional = 1;
