@@ -10,7 +10,8 @@ function raises OpError for attributes or shapes that contradict it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,9 +22,28 @@ from linexport.plugins.ops.linear_attention import OP as LINEAR_ATTENTION
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.mixture_of_experts import OP as MIXTURE_OF_EXPERTS
 from linexport.plugins.ops.stabilized_exp import OP as STABILIZED_EXP
+from linexport.plugins.ops.window_attention import OP as WINDOW_ATTENTION
+from linexport.plugins.ops.window_attention import WindowSpec
 
 Stabilized = tuple[Tensor, Tensor, Tensor, Tensor]
 """query_features, key_features, decay and present_key_max."""
+
+
+class Window(NamedTuple):
+    """The outputs of ``window_attention``, in the order of the op."""
+
+    output: Tensor
+    maximum: Tensor
+    total: Tensor
+    left_key: Tensor
+    left_value: Tensor
+    left_mask: Tensor
+    present_key: Tensor
+    present_value: Tensor
+    present_seen: Tensor
+    present_sink_key: Tensor
+    present_sink_value: Tensor
+    present_left: Tensor
 
 
 def linear_attention(
@@ -106,6 +126,23 @@ def stabilized_exp(
     inputs = (query, key, past_key_max, key_mask, decay)
     out: Stabilized = call(STABILIZED_EXP, *inputs, q_num_heads, k_num_heads, int(causal))
     return out
+
+
+def window_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past: Sequence[Tensor | None] = (None,) * 6,
+    key_mask: Tensor | None = None,
+    *,
+    spec: WindowSpec,
+) -> Window:
+    """Return softmax attention to the last tokens, the tokens that leave them, and the states.
+
+    ``past`` are the six states of an earlier call, in their order. Output, keys and values have the
+    dtype of the inputs; the others are at least float32.
+    """
+    return Window(*call(WINDOW_ATTENTION, query, key, value, *past, key_mask, **vars(spec)))
 
 
 def mixture_of_experts(

@@ -6,12 +6,17 @@ from dataclasses import dataclass, fields
 
 from linexport.errors import UsageError
 from linexport.models.attention import AttentionConfig, LinearAttention
-from linexport.models.config import parse
+from linexport.models.config import bounded, parse
 from linexport.models.softmax_attention import SoftmaxAttention
+from linexport.models.window_attention import WindowedAttention, WindowedConfig
 
 Attention = LinearAttention | SoftmaxAttention
 
-ATTENTION: dict[str, type[Attention]] = {"linear": LinearAttention, "softmax": SoftmaxAttention}
+ATTENTION: dict[str, type[Attention]] = {
+    "linear": LinearAttention,
+    "softmax": SoftmaxAttention,
+    "window": WindowedAttention,
+}
 """The field ``attention`` of a config, and the layer it asks for."""
 
 
@@ -22,9 +27,12 @@ class StackConfig(AttentionConfig):
     Attributes:
         layers: blocks.
         hidden_dim: inside the feed-forward layers; None: four times dim.
-        attention: linear, or softmax, which leaves the feature map and its options aside.
-        per_layer: what differs in each layer, as fields of ``AttentionConfig`` or ``attention``;
-            None: nothing does in any.
+        attention: linear; softmax, which leaves the feature map and its options aside; or window,
+            softmax over the last tokens and the feature map for older ones.
+        window: tokens that layers of the last kind see exactly.
+        sinks: first tokens that they see exactly, too.
+        per_layer: what differs in each layer, as fields of ``AttentionConfig``, ``attention``,
+            ``window`` or ``sinks``; None: nothing does in any.
         kernel_feed_forward: configs of the ``KernelFeedForward`` layers that take the place of a
             linear layer and its activation, by the path of the linear layer; None: there are none.
     """
@@ -32,6 +40,8 @@ class StackConfig(AttentionConfig):
     layers: int
     hidden_dim: int | None = None
     attention: str = "linear"
+    window: int = 64
+    sinks: int = bounded(0, at_least=0)
     per_layer: list[dict[str, object]] | None = None
     kernel_feed_forward: dict[str, dict[str, object]] | None = None
 
@@ -49,8 +59,10 @@ def attention_layer(config: StackConfig, at: int, causal: bool) -> Attention:
             f"per_layer is {own!r}; expected one object of fields for each of {config.layers} "
             "layers."
         )
-    values = {f.name: getattr(config, f.name) for f in fields(AttentionConfig)} | own[at]
-    kind = values.pop("attention", config.attention)
+    kind = own[at].get("attention", config.attention)
     if kind not in ATTENTION:
         raise UsageError(f"attention is {kind!r}; expected one of {', '.join(ATTENTION)}.")
-    return ATTENTION[kind](parse(AttentionConfig, values, f"layer {at}"), causal)
+    known = WindowedConfig if kind == "window" else AttentionConfig
+    values = {f.name: getattr(config, f.name) for f in fields(known)}
+    values |= {name: value for name, value in own[at].items() if name != "attention"}
+    return ATTENTION[str(kind)](parse(known, values, f"layer {at}"), causal)

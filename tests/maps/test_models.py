@@ -40,6 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "language_model": {"dim": 24, "num_heads": 4, "kv_heads": 2, "value_dim": 5, "layers": 2},
     "digit_classifier": {"dim": 24, "num_heads": 4, "layers": 2},
     "linear_attention_layer": {"num_heads": 4, "head_dim": 6, "kv_heads": 2, "value_dim": 3},
+    "window_attention_layer": {"num_heads": 4, "head_dim": 6, "kv_heads": 2, "value_dim": 3},
 }
 RULES = [
     {"update_rule": "linear", "normalize": True},

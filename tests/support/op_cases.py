@@ -76,6 +76,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
         {"q_num_heads": 2, "k_num_heads": 2, "causal": 1},
         per_token("query", "key"),
     ),
+    "WindowAttention": (
+        {"q_num_heads": 4, "kv_num_heads": 2, "window": 3, "sinks": 1, "scale": 0.5},
+        {
+            "query": array(BATCH, LENGTH, 2 * WIDTH),
+            **per_token("key"),
+            "value": array(BATCH, LENGTH, 6),
+            "past_key": array(BATCH, 3, WIDTH),
+            "past_value": array(BATCH, 3, 6),
+            "past_seen": np.float32(RANDOM.random((BATCH, 3)) < 0.7),
+            "past_sink_key": np.zeros((BATCH, 1, WIDTH), np.float32),
+            "past_sink_value": np.zeros((BATCH, 1, 6), np.float32),
+            "past_left": np.zeros((BATCH, 1), np.float32),
+        },
+    ),
 }
 """Attributes and inputs of a small node, by op."""
 
