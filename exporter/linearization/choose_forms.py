@@ -17,7 +17,9 @@ from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge_forms
 from linexport.linearization.locality import LOCAL
 from linexport.linearization.samples import SiteSamples
+from linexport.linearization.window_forms import SINKS, WindowForm, joined_name, split_name
 from linexport.models import feature_maps
+from linexport.system.json_object import JsonObject
 
 AUTO, KEEP = "auto", "keep"
 """In place of a map: choose one, or leave the layer as it is."""
@@ -48,9 +50,12 @@ class MapConfig:
     seed: int = 0
 
     def map_of(self, name: str) -> str:
-        """The map of one layer, by its own name."""
-        kind = last(self.maps, name) or KEEP
-        return kind if kind in (AUTO, KEEP) else feature_maps.find_map(kind.replace("-", "_")).kind
+        """The map of one layer, by its own name, with its window."""
+        given = last(self.maps, name) or KEEP
+        if given in (AUTO, KEEP):
+            return str(given)
+        window, kind = split_name(given)
+        return joined_name(window, feature_maps.find_map(kind.replace("-", "_")).kind)
 
     def features_of(self, name: str) -> int | None:
         """Return M of one layer; None if it was not requested.
@@ -185,16 +190,19 @@ def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator
                 continue
 
 
-def _sized(kind: str) -> bool:
+def _sized(name: str) -> bool:
     """The map has the choice of M."""
+    kind = split_name(name)[1]
     return "features" in {f.name for f in fields(feature_maps.find_map(kind).Options)}
 
 
 def _form(
-    site: Site, kind: str, features: int | None, config: MapConfig, samples: SiteSamples
+    site: Site, name: str, features: int | None, config: MapConfig, samples: SiteSamples
 ) -> KernelAttention:
+    window, kind = split_name(name)
     known = {f.name for f in fields(feature_maps.find_map(kind).Options)}
     options = dict(config.options)
+    sinks = 0 if window is None else _sinks(options)
     if "seed" in known:
         options.setdefault("seed", config.seed)
     if features is not None:
@@ -203,4 +211,20 @@ def _form(
     fit = getattr(feature_map, "fit", None)
     if fit is not None:
         fit(*(x.reshape(-1, site.head_dim) for x in (samples.queries, samples.keys)))
-    return KernelAttention(site, feature_map)
+    if window is None:
+        return KernelAttention(site, feature_map)
+    return WindowForm(site, feature_map, window, sinks)
+
+
+def _sinks(options: JsonObject) -> int:
+    """Take the number of sinks out of the options.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    found = options.pop(SINKS, 0)
+    if type(found) is not int or found < 0:
+        raise UsageError(
+            f"The option {SINKS} is {found!r}; expected a number of tokens, 0 or more."
+        )
+    return found

@@ -25,6 +25,7 @@ from linexport.graph.dims import DimRange
 from linexport.graph.interface import input_records
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
+from linexport.linearization.window_forms import WindowForm
 from linexport.manifest.linearization_records import (
     FormCosts,
     FormMemory,
@@ -97,7 +98,10 @@ def softmax_multiply_adds(site: Site, length: int) -> int:
 
 
 def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
-    """Multiply-adds of a linear form for one row: 2 M (d_v + 1) a token and head, and both maps."""
+    """Multiply-adds of a linear form for one row: 2 M (d_v + 1) a token and head, and both maps.
+
+    A window adds w (d + d_v) for w keys.
+    """
     if isinstance(form, MemoryAttention):
         rows = form.memory.keys.shape[1]
         return site.heads * length * rows * (site.head_dim + site.value_dim)
@@ -106,7 +110,11 @@ def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
     matrices = sum(x.numel() for x in form.feature_map.frozen() if x.dim() == 2)
     one_map = max(m, matrices)
     per_query = m * (site.value_dim + 1) + one_map
-    return site.heads * length * per_query + site.kv_heads * keys * per_query
+    near = 0
+    if isinstance(form, WindowForm):
+        rows = min(form.window.window + form.window.sinks, length)
+        near = site.heads * length * rows * (site.head_dim + site.value_dim)
+    return near + site.heads * length * per_query + site.kv_heads * keys * per_query
 
 
 def multiply_adds(site: Site, form: nn.Module | None, length: int) -> MultiplyAdds:

@@ -3,8 +3,9 @@
     loss = mean over layers of |y^ - y|^2 / |y|^2      y after the output projection
 
 Each new layer gets the inputs it has in the linear model, so that later layers also learn to make
-up for earlier ones. Learned are the projections of feature maps, the scale of the queries and the
-output projections, which are copied first: the original is not changed.
+up for earlier ones. Learned are the projections of feature maps, the scale of the queries, the gain
+of far keys beside a window, and the output projections, which are copied first: the original is not
+changed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from linexport.linearization.calibration import Calibration, Rows, row_batches
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
+from linexport.linearization.window_forms import WindowForm
 from linexport.manifest.linearization_records import DistillationRecord
 from linexport.models.attention import LinearAttention
 from linexport.models.softmax_calls import Projecting
+from linexport.models.window_attention import WindowedAttention
 
 RATE = 5e-3
 BATCH = 32
@@ -142,6 +145,8 @@ def _learned(linear: nn.Module, names: Sequence[str]) -> list[Tensor]:
         else:
             continue
         found += [x for x in module.feature_map.frozen() if x.is_floating_point()]
+        if isinstance(module, WindowForm | WindowedAttention):
+            found.append(module.far_gain)
     return [x.requires_grad_(True) for x in found]
 
 

@@ -18,6 +18,7 @@ from linexport.linearization.quality import no_better, undecided, why_kept
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.samples import sample
 from linexport.linearization.static_memory import MemoryErrors, fit_memory
+from linexport.linearization.window_forms import fit_far_gains
 from linexport.manifest.linearization_records import AttentionRow
 
 
@@ -82,6 +83,7 @@ def replace_attention(
             for s in automatic
             if s.index not in found
         }
+    fit_far_gains(module, fit[0], made.forms)
     forms = {index: [form] for index, form in made.forms.items()}
     judged, local = _judged(module, held_out, more, forms, config.options.get("delta"))
     _record(made, sites, judged, local, reasons, details)
@@ -151,8 +153,8 @@ def _record(
             refuse_vanishing(site, form, judged[site.index][0])
             record = replace(
                 record,
-                map=form.feature_map.kind,
-                options=asdict(form.feature_map.options),
+                map=form.name,
+                options=form.options(),
                 features=form.feature_map.features,
             )
         made.records.append(record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from linexport.models.mapped_attention import check_map, mapped_attention
 from linexport.models.softmax_calls import Call
 from linexport.models.static_memory import StaticMemory
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.system.json_object import JsonObject
 
 EPS = 1e-6
 
@@ -48,21 +49,30 @@ class KernelAttention(nn.Module):
         gain = site.scale * math.sqrt(site.head_dim)
         self.gain = nn.Parameter(torch.full((site.heads,), gain))
 
+    @property
+    def name(self) -> str:
+        """Name of the form, by which it is requested."""
+        return self.feature_map.kind
+
+    def options(self) -> JsonObject:
+        """Return the options of the form, of JSON types."""
+        return asdict(self.feature_map.options)
+
     def forward(self, call: Call) -> Tensor:
         """(B, H, T, d_v)."""
-        q, k = self._packed(call)
-        mask = self._key_mask(call)
+        q, k = self.packed(call)
+        mask = self.key_mask(call)
         if self.cross:
             output = self._across(q, k, call.value, mask)
         else:
-            v = _pack(call.value)
+            v = pack(call.value)
             output, _ = mapped_attention(self.feature_map, self.spec, q, k, v, key_mask=mask)
         return output.unflatten(-1, (self.spec.q_num_heads, -1)).transpose(1, 2)
 
     def denominators(self, call: Call) -> Tensor:
         """phi_q . z of every query, (B, T, H): what an estimate of a positive sum came out as."""
-        q, k = self._packed(call)
-        mask, heads = self._key_mask(call), self.spec.kv_num_heads
+        q, k = self.packed(call)
+        mask, heads = self.key_mask(call), self.spec.kv_num_heads
         ones = torch.ones_like(k[..., :heads])
         if not self.cross:
             spec = replace(self.spec, normalize=False)
@@ -73,10 +83,12 @@ class KernelAttention(nn.Module):
             phi_k = torch.where(mask[..., None], phi_k, 0.0)
         return self._products(phi_q, phi_k, _split(ones, heads))[..., 0].mT
 
-    def _packed(self, call: Call) -> tuple[Tensor, Tensor]:
-        return _pack(call.query * self.gain[:, None, None].to(call.query.dtype)), _pack(call.key)
+    def packed(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Return queries times the gain, and keys, both (B, T, H * d)."""
+        return pack(call.query * self.gain[:, None, None].to(call.query.dtype)), pack(call.key)
 
-    def _key_mask(self, call: Call) -> Tensor | None:
+    def key_mask(self, call: Call) -> Tensor | None:
+        """(B, S), True for keys that are there; None where all are."""
         if call.attn_mask is None:
             return None
         return attention_masks.key_mask(call.attn_mask, call.key.shape[0], call.key.shape[2])
@@ -136,7 +148,7 @@ class Forms(nn.Module):
         return found
 
 
-def _pack(x: Tensor) -> Tensor:
+def pack(x: Tensor) -> Tensor:
     """(B, H, T, width) as (B, T, H * width)."""
     return x.transpose(1, 2).flatten(2)
 

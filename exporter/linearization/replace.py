@@ -25,6 +25,7 @@ from linexport.linearization.activation_calls import (
     leave,
 )
 from linexport.linearization.forms import Forms, KernelAttention
+from linexport.linearization.window_forms import WindowForm
 from linexport.models import multihead_attention
 from linexport.models.attention import LinearAttention
 from linexport.models.registry import ReferenceModel, build
@@ -139,6 +140,13 @@ def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> Referenc
             "feature_map_options": asdict(form.feature_map.options),
             "normalize": True,
         }
+        if isinstance(form, WindowForm):
+            spec = form.window
+            changes[softmax[index]] |= {
+                "attention": "window",
+                "window": spec.window,
+                "sinks": spec.sinks,
+            }
     found = build(module.name, {**config, "per_layer": changes}).eval()
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
@@ -150,4 +158,6 @@ def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> Referenc
     for index, form in forms.items():
         assert isinstance(form, KernelAttention)
         new[softmax[index]].feature_map = form.feature_map
+        if isinstance(form, WindowForm):
+            new[softmax[index]].far_gain = form.far_gain
     return found
