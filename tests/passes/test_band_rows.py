@@ -83,6 +83,11 @@ def shares(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
+def sigmoid_shares(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    weights = scores(q, k).sigmoid() * near(q, w)
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
 def shares_below_the_largest(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     masked = scores(q, k).masked_fill(~near(q, w), -1e9)
     weights = (masked - masked.amax(-1, keepdim=True)).exp()
@@ -134,7 +139,8 @@ def difference_of_sums(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
 
 BANDS: list[Attend] = [
     *(multiplied_by_a_mask, filled, between_triangles, of_earlier_tokens, einsums, faded),
-    *(heads, heads_in_the_batch, shares, shares_below_the_largest, squares_of_shares, logarithm),
+    *(heads, heads_in_the_batch, shares, sigmoid_shares, shares_below_the_largest),
+    *(squares_of_shares, logarithm),
     *(between_two_triangles, between_two_selections, looked_up),
     *(matrix_of_a_mean, matrix_of_a_sum, unfolded, difference_of_sums),
 ]
@@ -187,7 +193,7 @@ def test_every_notation_of_a_band_keeps_the_rows_of_its_window(window: int) -> N
 
 
 def test_sums_of_one_band_share_the_rows_of_its_columns() -> None:
-    model = rewritten(Layered([shares], 6), torch.randn(2, 23, WIDTH))
+    model = rewritten(Layered([sigmoid_shares], 6), torch.randn(2, 23, WIDTH))
     real = ("batch", 5)
     assert rows(model) == {("batch", WIDTH, 5), ("batch", 5, WIDTH), real}
 

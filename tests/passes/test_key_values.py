@@ -207,9 +207,11 @@ def test_a_window_and_all_rows_beside_linear_attention(
     module, folder, manifest = hybrid
     assert manifest.streaming and manifest.streaming.passed
     rows = {s.past: (s.shape, s.grows) for s in manifest.states if s.op == "KeyValueCache"}
-    kept, all_rows = ("batch", HEADS, WINDOW - 1, 4), ("batch", HEADS, "past", 4)
-    assert rows["past_key_0"] == rows["past_value_0"] == (kept, None)
-    assert rows["past_key_1"] == rows["past_value_1"] == (all_rows, 2)
+    all_rows = ("batch", HEADS, "past", 4)
+    assert rows["past_key_0"] == rows["past_value_0"] == (all_rows, 2)
+    ring = {s.past: s.shape for s in manifest.states if s.op == "WindowAttention"}
+    kept = ("batch", WINDOW, HEADS * 4)
+    assert ring["past_window_key_1"] == ring["past_window_value_1"] == kept
     check_independently(folder, module, WIDTH, lengths=(1, 2, 7, 130))
     model = linexport.load(folder)
     x = np.random.default_rng(0).standard_normal((1, 30, WIDTH)).astype(np.float32)

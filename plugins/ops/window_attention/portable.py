@@ -17,7 +17,6 @@ from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.window_attention.definition import LOWEST, WindowSpec
 
 END = np.iinfo(np.int64).max
-TINY = float(np.finfo(np.float32).tiny)
 
 
 def portable(node: Node) -> tuple[Body, list[str]]:
@@ -31,12 +30,16 @@ def portable(node: Node) -> tuple[Body, list[str]]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Blocks of a call: number of tokens, sizes C and J, padding, and rows of each (N, J)."""
+    """Blocks of a call: number of tokens, sizes C and J, and tokens and rows of each block.
+
+    The last token and the last row stand for those that the last block lacks: its queries behind
+    the last token are cut off, and no other sees later rows.
+    """
 
     length: str
     size: str
     columns: str
-    missing: str
+    queries: str
     index: str
 
 
@@ -102,9 +105,12 @@ class _Writer:
         size = b.Max(b.Min(length, b.const([self.spec.block])), one)
         count = ceil_div(b, length, size)
         columns = b.Add(size, b.const([window - 1]))
-        starts = b.Mul(self._range(count), size)
-        index = b.Add(b.Add(b.Unsqueeze(starts, one), self._range(columns)), one)
-        return _Cut(length, size, columns, b.Sub(b.Mul(count, size), length), index)
+        starts = b.Unsqueeze(b.Mul(self._range(count), size), one)
+        last = b.Sub(length, one)
+        queries = b.Min(b.Add(starts, self._range(size)), last)
+        rows = b.Add(b.Add(starts, self._range(columns)), one)
+        index = b.Min(rows, b.Add(last, b.const([window])))
+        return _Cut(length, size, columns, queries, index)
 
     def _range(self, count: str) -> str:
         b, axis = self.b, self.b.const([0])
@@ -133,73 +139,80 @@ class _Writer:
     def _float(self, x: str) -> str:
         return str(self.b.Cast(x, to=TensorProto.FLOAT))
 
-    def _padded(self, x: str, rank: int) -> str:
-        """Pad axis 1 at its end, so that it is whole blocks."""
-        b = self.b
-        before = b.const([0] * (rank + 1))
-        after = b.const([0] * (rank - 2)) if rank > 2 else None
-        pads = b.Concat(*filter(None, (before, self.cut.missing, after)), axis=0)
-        return str(b.Pad(x, pads))
-
-    def _rows(self, x: str, width: int, order: list[int]) -> str:
-        """Return the rows of every block in an order of (B, N, J, H_k, width)."""
+    def _rows(self, x: str, width: int) -> str:
+        """Return the rows of every block, (B, H_k, N, J, width)."""
         b, heads = self.b, self.spec.kv_num_heads
-        found = b.Gather(self._padded(self._float(x), 3), self.cut.index, axis=1)
-        return str(b.Transpose(b.Reshape(found, b.const([0, 0, 0, heads, width])), perm=order))
+        found = b.Gather(self._float(x), self.cut.index, axis=1)
+        split = b.Reshape(found, b.const([0, 0, 0, heads, width]))
+        return str(b.Transpose(split, perm=[0, 3, 1, 2, 4]))
+
+    def _queries(self) -> str:
+        """Return the queries of heads that share keys side by side, (B, H_k, N, d, G * C)."""
+        b, spec, shared = self.b, self.spec, self.spec.shared
+        scaled = b.Mul(self._float(self.query), b.const(spec.scale))
+        found = b.Gather(scaled, self.cut.queries, axis=1)
+        split = b.Reshape(found, b.const([0, 0, 0, spec.kv_num_heads, shared, self.d_k]))
+        moved = b.Transpose(split, perm=[0, 3, 1, 5, 4, 2])
+        return str(b.Reshape(moved, b.const([0, 0, 0, 0, -1])))
+
+    def _scores(self, q: str, keys: str) -> str:
+        """Return scores (B, H_k, N, G, C, J) of keys (B, H_k, N or 1, J, d).
+
+        Products of keys and queries are transposed, as keys are the larger of both.
+        """
+        b = self.b
+        products = b.Transpose(b.MatMul(keys, q), perm=[0, 1, 2, 4, 3])
+        return str(b.Reshape(products, self._apart()))
+
+    def _apart(self) -> str:
+        """Return the shape that splits axis 3 into G and C."""
+        b, shared = self.b, self.spec.shared
+        return str(b.Concat(b.const([0, 0, 0, shared]), self.cut.size, b.const([-1]), axis=0))
 
     def _attend(self, keys: str, values: str, seen: str, sinks: _Sinks) -> tuple[str, str, str]:
-        b, spec, cut = self.b, self.spec, self.cut
-        heads, shared, minus = spec.kv_num_heads, spec.shared, b.const([-1])
-        one = b.const([1])
-        query = b.Mul(self._float(self.query), b.const(spec.scale))
-        split = b.Concat(self.batch, minus, cut.size, b.const([heads, shared, self.d_k]), axis=0)
-        q = b.Reshape(self._padded(query, 3), split)
-        # (B, H_k, N, G * C, d): the queries of all heads that share keys, one below the other.
-        q = b.Transpose(q, perm=[0, 3, 1, 4, 2, 5])
-        merged = b.Concat(
-            b.const([0, 0, 0]), b.Mul(cut.size, b.const([shared])), b.const([self.d_k]), axis=0
-        )
-        q = b.Reshape(q, merged)
-        scores = b.MatMul(q, self._rows(keys, self.d_k, [0, 3, 1, 4, 2]))
-        apart = b.Concat(b.const([0, 0, 0, shared]), cut.size, minus, axis=0)
-        scores = b.Reshape(scores, apart)
+        b, cut, one, last = self.b, self.cut, self.b.const([1]), self.b.const([-1])
+        q = self._queries()
         i = b.Unsqueeze(self._range(cut.size), one)
-        j = b.Unsqueeze(self._range(cut.columns), b.const([0]))
-        distance = b.Sub(j, i)
-        band = b.And(b.GreaterOrEqual(distance, b.const(0)), b.Less(distance, b.const(spec.window)))
-        real = b.Greater(b.Gather(self._padded(seen, 2), cut.index, axis=1), b.const(0.0))
+        distance = b.Sub(b.Unsqueeze(self._range(cut.columns), b.const([0])), i)
+        band = b.And(
+            b.GreaterOrEqual(distance, b.const(0)), b.Less(distance, b.const(self.spec.window))
+        )
+        real = b.Greater(b.Gather(seen, cut.index, axis=1), b.const(0.0))
         visible = b.And(b.Unsqueeze(real, b.const([1, 3, 4])), band)
-        parts = [(b.Where(visible, scores, b.const(LOWEST)), visible)]
-        rows = [self._rows(values, self.d_v, [0, 3, 1, 2, 4])]
+        lowest = b.const(LOWEST)
+        scores = b.Where(visible, self._scores(q, self._rows(keys, self.d_k)), lowest)
         if sinks.key:
-            scores, visible, value = self._sink_scores(q, sinks, apart)
-            parts.append((b.Where(visible, scores, b.const(LOWEST)), visible))
-            rows.append(value)
-        maximum = b.Max(*(b.ReduceMax(s, minus, keepdims=1) for s, _ in parts))
-        weights = [b.Where(visible, b.Exp(b.Sub(s, maximum)), b.const(0.0)) for s, visible in parts]
-        total = _sum(b, [b.ReduceSum(w, minus, keepdims=1) for w in weights])
-        below = b.Concat(b.const([0, 0, 0]), b.Mul(cut.size, b.const([shared])), minus, axis=0)
-        sums = _sum(
-            b, [b.MatMul(b.Reshape(w, below), v) for w, v in zip(weights, rows, strict=True)]
-        )
-        output = b.Div(b.Reshape(sums, apart), b.Max(total, b.const(TINY)))
-        widths = (self.d_v, 1, 1)
-        found = [self._tokens(x, w) for x, w in zip((output, maximum, total), widths, strict=True)]
-        return found[0], found[1], found[2]
+            first = b.Where(self._sinks_seen(sinks), self._scores(q, self._sink(sinks.key)), lowest)
+            scores = b.Concat(scores, first, axis=-1)
+        maximum = b.ReduceMax(scores, last, keepdims=1)
+        shares = b.Softmax(scores, axis=-1)
+        # The largest share is that of the largest score, 1 / total.
+        total = b.Reciprocal(b.ReduceMax(shares, last, keepdims=1))
+        # Without any key all scores are LOWEST, and all shares alike.
+        some = b.Cast(b.Greater(maximum, b.const(LOWEST / 2)), to=TensorProto.FLOAT)
+        rows = b.Reshape(shares, b.Concat(b.const([0, 0, 0, -1]), b.Shape(shares, start=5), axis=0))
+        near = self._rows(values, self.d_v)
+        if sinks.key:
+            own = b.Slice(rows, b.const([0]), cut.columns, last)
+            first = b.Slice(rows, cut.columns, b.const([END]), last)
+            sums = b.Add(b.MatMul(own, near), b.MatMul(first, self._sink(sinks.value)))
+        else:
+            sums = b.MatMul(rows, near)
+        output = b.Mul(b.Reshape(sums, self._apart()), some)
+        found = ((output, self.d_v), (maximum, 1), (b.Mul(total, some), 1))
+        return tuple(self._tokens(x, width) for x, width in found)  # type: ignore[return-value]
 
-    def _sink_scores(self, q: str, sinks: _Sinks, apart: str) -> tuple[str, str, str]:
-        """Return scores (B, H_k, N, G, C, s), which count, and values (B, H_k, 1, s, d_v)."""
-        b, heads, count = self.b, self.spec.kv_num_heads, self.spec.sinks
-        key, value = (
-            b.Reshape(x, b.const([0, 1, count, heads, width]))
-            for x, width in ((sinks.key, self.d_k), (sinks.value, self.d_v))
-        )
-        scores = b.MatMul(q, b.Transpose(key, perm=[0, 3, 1, 4, 2]))
-        after = self._padded(self._float(sinks.visible), 3)
-        split = b.Concat(self.batch, b.const([-1]), self.cut.size, b.const([count]), axis=0)
-        visible = b.Greater(b.Reshape(after, split), b.const(0.5))
-        visible = b.Unsqueeze(visible, b.const([1, 3]))
-        return b.Reshape(scores, apart), visible, b.Transpose(value, perm=[0, 3, 1, 2, 4])
+    def _sink(self, x: str) -> str:
+        """Return rows (B, s, H_k * width) as (B, H_k, 1, s, width)."""
+        b, spec = self.b, self.spec
+        split = b.Reshape(x, b.const([0, 1, spec.sinks, spec.kv_num_heads, -1]))
+        return str(b.Transpose(split, perm=[0, 3, 1, 2, 4]))
+
+    def _sinks_seen(self, sinks: _Sinks) -> str:
+        """Return which sinks each query sees, (B, 1, N, 1, C, s)."""
+        b = self.b
+        after = b.Gather(self._float(sinks.visible), self.cut.queries, axis=1)
+        return str(b.Unsqueeze(b.Greater(after, b.const(0.5)), b.const([1, 3])))
 
     def _tokens(self, x: str, width: int) -> str:
         """Return (B, T, H * width) of (B, H_k, N, G, C, width)."""
@@ -222,7 +235,3 @@ class _Sinks:
 
 
 _NO_SINKS = _Sinks("", "", "")
-
-
-def _sum(b: Body, parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else str(b.Add(*parts))
