@@ -33,6 +33,7 @@ OPS = frozenset(
         "LinearAttention",
         "MixtureOfExperts",
         "StabilizedExp",
+        "WindowAttention",
     }
 )
 """Ops of the domain that it computes; others run as ONNX functions."""

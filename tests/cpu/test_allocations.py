@@ -15,6 +15,7 @@ from onnx import TensorProto, parser
 
 from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from linexport.plugins.ops.window_attention import WindowSpec
 from linexport.targets.cpu_fusion import with_programs
 from linexport.targets.cpu_fusion.chains import with_chains
 from tests.support import cached_attention as cached
@@ -22,6 +23,7 @@ from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
 from tests.support.mixers import mixer
 from tests.support.native import build, one_node, session
+from tests.support.windows import window_node
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +33,12 @@ STATES = {
     "past_normalizer": "present_normalizer",
     "past_key_max": "present_key_max",
     "past_conv": "present_conv",
+    "past_key": "present_key",
+    "past_value": "present_value",
+    "past_seen": "present_seen",
+    "past_sink_key": "present_sink_key",
+    "past_sink_value": "present_sink_value",
+    "past_left": "present_left",
 }
 
 
@@ -85,6 +93,11 @@ def exponential_attention() -> onnx.ModelProto:
     return with_programs(four_nodes("favor+", ((2, 2), 8, 8, 12), {"past", "mask"}))
 
 
+def window() -> onnx.ModelProto:
+    spec = WindowSpec(4, 2, 6, 2, 0.5)
+    return window_node(spec, (8, 8))
+
+
 def over_cache(seen: bool) -> onnx.ModelProto:
     return with_programs(cached.model(cached.Sizes(8, 2, seen=seen), 1))
 
@@ -112,6 +125,7 @@ MODELS = {
     "experts, bfloat16": lambda: experts(TensorProto.BFLOAT16),
     "stabilised exponentials": exponents,
     "exponential attention": exponential_attention,
+    "window": window,
     "attention over a cache": lambda: over_cache(False),
     "attention over a cache, keys that are seen": lambda: over_cache(True),
     "program": program,

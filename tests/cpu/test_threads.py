@@ -21,6 +21,7 @@ from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.op import attribute_value
+from linexport.plugins.ops.window_attention import WindowSpec
 from linexport.targets.cpu_fusion import (
     OP,
     cached_attention,
@@ -34,6 +35,7 @@ from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
 from tests.support.mixers import mixer
 from tests.support.native import build, one_node
+from tests.support.windows import window_node
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +123,11 @@ def over_cache(queries: int, heads: int, seen: bool) -> onnx.ModelProto:
     return with_programs(cached.model(cached.Sizes(queries, heads, 64, 64, seen=seen), 1))
 
 
+def window(heads: int, size: int) -> onnx.ModelProto:
+    spec = WindowSpec(2 * heads, heads, size, 2, 0.1)
+    return window_node(spec, (40, 64))
+
+
 def models() -> list[onnx.ModelProto]:
     return [
         *(attention(rule, heads, 200) for rule in ("linear", "gated") for heads in (1, 8)),
@@ -135,6 +142,7 @@ def models() -> list[onnx.ModelProto]:
         *(exponents(heads) for heads in (1, 8)),
         exponents(300, features=2),
         *(exponential(heads) for heads in (1, 8)),
+        *(window(heads, size) for heads in (1, 8) for size in (5, 150)),
         *(over_cache(*form) for form in ((1, 1, False), (4, 1, True), (16, 8, False))),
         experts(),
         experts(TensorProto.BFLOAT16),
