@@ -29,7 +29,7 @@ Stabilized = tuple[Tensor, Tensor, Tensor, Tensor]
 """query_features, key_features, decay and present_key_max."""
 
 
-class Window(NamedTuple):
+class WindowOutputs(NamedTuple):
     """The outputs of ``window_attention``, in the order of the op."""
 
     output: Tensor
@@ -136,13 +136,13 @@ def window_attention(
     key_mask: Tensor | None = None,
     *,
     spec: WindowSpec,
-) -> Window:
+) -> WindowOutputs:
     """Return softmax attention to the last tokens, the tokens that leave them, and the states.
 
     ``past`` are the six states of an earlier call, in their order. Output, keys and values have the
     dtype of the inputs; the others are at least float32.
     """
-    return Window(*call(WINDOW_ATTENTION, query, key, value, *past, key_mask, **vars(spec)))
+    return WindowOutputs(*call(WINDOW_ATTENTION, query, key, value, *past, key_mask, **vars(spec)))
 
 
 def mixture_of_experts(

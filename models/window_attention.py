@@ -49,7 +49,7 @@ class WindowState(NamedTuple):
     far: Tensor
 
 
-class Parts(NamedTuple):
+class NearFarParts(NamedTuple):
     """Means over near and far keys (B, T, H, d_v), and logarithms of their sums (B, T, H, 1)."""
 
     near: Tensor
@@ -90,7 +90,7 @@ def near_and_far(
     value: Tensor,
     state: WindowState | None = None,
     key_mask: Tensor | None = None,
-) -> tuple[Parts, WindowState]:
+) -> tuple[NearFarParts, WindowState]:
     """Return both parts and the state after the last token.
 
     ``query`` (B, T, H * d), ``key`` (B, T, kv_heads * d) and ``value`` (B, T, kv_heads * d_v) are
@@ -119,7 +119,7 @@ def near_and_far(
     there = denominator > 0
     denominator = torch.where(there, denominator, 1.0)
     total = near.total[..., None]
-    parts = Parts(
+    parts = NearFarParts(
         near.output.unflatten(-1, (spec.q_num_heads, -1)).to(denominator.dtype),
         numerator / denominator,
         near.maximum[..., None] + torch.where(total > 0, total, 1.0).log(),

@@ -21,7 +21,7 @@ from linexport.linearization.find_softmax import Site, run
 from linexport.linearization.forms import KernelAttention, pack
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.softmax_calls import Attending, Call
-from linexport.models.window_attention import Parts, check_windowed, near_and_far
+from linexport.models.window_attention import NearFarParts, check_windowed, near_and_far
 from linexport.plugins.ops.window_attention import WindowSpec
 from linexport.system.json_object import JsonObject
 
@@ -85,7 +85,7 @@ class WindowForm(KernelAttention):
         found = self.parts(call).joined(self.far_gain).to(call.value.dtype)
         return found.unflatten(-1, (self.window.q_num_heads, -1)).transpose(1, 2)
 
-    def parts(self, call: Call) -> Parts:
+    def parts(self, call: Call) -> NearFarParts:
         """Return the means over near and over far keys, and the logarithms of their sums."""
         q, k = self.packed(call)
         mask = self.key_mask(call)
@@ -112,7 +112,7 @@ def fit_far_gains(module: nn.Module, batch: Rows, forms: Mapping[int, nn.Module]
             run(module, batch)
 
 
-def best_gain(parts: Parts, true: Tensor) -> Tensor:
+def best_gain(parts: NearFarParts, true: Tensor) -> Tensor:
     """Return a gain (H), of parts of tokens first and a true output (B, H, T, d_v)."""
     there = parts.far_sum > parts.far_sum.new_tensor(-1e29)
     count = there.sum((0, 1, 3))

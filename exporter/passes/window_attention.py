@@ -32,7 +32,7 @@ from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, n
 from linexport.match.search.bands import BandReader
 from linexport.match.search.in_pieces import nearly_equal
 from linexport.match.search.rewriter import withdraw
-from linexport.match.search.window_softmax import End, WindowSoftmax, exponential_bands
+from linexport.match.search.window_softmax import WindowEnd, WindowSoftmax, exponential_bands
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.window_attention import OP
 
@@ -218,7 +218,7 @@ class _Writer(NodeBuilder):
         return x if dtype == FLOAT else self.op.CastLike(x, self.found.query[0])
 
     def _ended(
-        self, end: End, mean: gs.Variable, top: gs.Variable, sums: gs.Variable
+        self, end: WindowEnd, mean: gs.Variable, top: gs.Variable, sums: gs.Variable
     ) -> gs.Variable:
         weights = end.weights
         found = mean

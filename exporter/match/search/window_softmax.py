@@ -28,7 +28,7 @@ SAME = ("Identity", "IsNaN")
 
 
 @dataclass(frozen=True)
-class Weights:
+class BandWeights:
     """Value of pairs: scores, or exponentials of them.
 
     Attributes:
@@ -47,7 +47,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class End:
+class WindowEnd:
     """Value of each query that a band makes.
 
     Attributes:
@@ -58,7 +58,7 @@ class End:
     """
 
     tensor: gs.Variable
-    weights: Weights
+    weights: BandWeights
     letters: str
     kept: bool
 
@@ -78,7 +78,7 @@ class WindowSoftmax:
     query: tuple[gs.Tensor, str]
     key: tuple[gs.Tensor, str]
     value: tuple[gs.Tensor, str]
-    ends: list[End] = field(default_factory=list)
+    ends: list[WindowEnd] = field(default_factory=list)
     scale: float = 1.0
 
     @property
@@ -101,9 +101,9 @@ class _Reading:
 
     def __init__(self, reader: BandReader, band: Band) -> None:
         self.reader, self.sizes, self.band = reader, reader.sizes, band
-        self.known: dict[str, Weights] = {}
+        self.known: dict[str, BandWeights] = {}
         self.maxima: dict[str, str] = {}
-        self.ends: list[End] = []
+        self.ends: list[WindowEnd] = []
         self.value: tuple[gs.Tensor, str] | None = None
 
     def run(self) -> WindowSoftmax:
@@ -121,7 +121,7 @@ class _Reading:
         )
         _check_letters(query[1], "bhmd" if len(out) == 4 else "bmd")
         _check_letters(key[1], "bhnd" if len(out) == 4 else "bnd")
-        self.known[scores[0].outputs[0].name] = Weights()
+        self.known[scores[0].outputs[0].name] = BandWeights()
         for node in self.band.nodes:
             if node is not scores[0]:
                 self._follow(node)
@@ -151,8 +151,8 @@ class _Reading:
         self.known[output.name] = self._changed(node, place, weights, others)
 
     def _changed(
-        self, node: gs.Node, place: int, weights: Weights, others: list[gs.Tensor]
-    ) -> Weights:
+        self, node: gs.Node, place: int, weights: BandWeights, others: list[gs.Tensor]
+    ) -> BandWeights:
         """Return weights behind a node that reads them at a place."""
         masks = all(t.name in self.band.masks or self._number(t) is not None for t in others)
         match node.op:
@@ -175,7 +175,7 @@ class _Reading:
     def _is_maximum(self, others: list[gs.Tensor], scores: gs.Tensor) -> bool:
         return len(others) == 1 and self.maxima.get(others[0].name) == scores.name
 
-    def _multiplied(self, node: gs.Node, weights: Weights, other: gs.Tensor) -> Weights:
+    def _multiplied(self, node: gs.Node, weights: BandWeights, other: gs.Tensor) -> BandWeights:
         if other.name in self.band.masks:
             if node.op == "Mul" and weights.exponential:
                 return weights
@@ -215,7 +215,7 @@ class _Reading:
             if self.value is not None and self.value != value:
                 raise NotAttentionError("it sums several values")
             self.value = value
-            self._add(End(output, weights, letters, True))
+            self._add(WindowEnd(output, weights, letters, True))
             return
         weights = self.known[node.inputs[0].name]
         kept = bool(node.attrs.get("keepdims", 1))
@@ -227,9 +227,9 @@ class _Reading:
             raise NotAttentionError(f"{node.name}, the maximum, is read elsewhere")
         if node.op != "ReduceSum" or weights.softmax:
             raise NotAttentionError(f"its values of pairs are read by {node.op} {node.name}")
-        self._add(End(output, weights, "", kept))
+        self._add(WindowEnd(output, weights, "", kept))
 
-    def _add(self, end: End) -> None:
+    def _add(self, end: WindowEnd) -> None:
         if not end.weights.exponential:
             raise NotAttentionError("it sums scores, not exponentials of them")
         if np.dtype(end.tensor.dtype) not in FLOATING:
