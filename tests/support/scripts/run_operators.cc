@@ -18,7 +18,7 @@
 #include <sstream>
 #include <thread>
 
-#include "ort_stand_in.h"
+#include "../cpp/ort_stand_in.h"
 
 namespace {
 
