@@ -58,8 +58,20 @@ class KernelAttention(nn.Module):
         """Return the options of the form, of JSON types."""
         return asdict(self.feature_map.options)
 
+    def grouped(self, call: Call) -> Call:
+        """Return the call with keys and values of each group of heads once.
+
+        transformers repeats them in some calls of a layer and not in others: where it is traced.
+        """
+        heads, kv_heads = self.spec.q_num_heads, self.spec.kv_num_heads
+        if call.key.shape[1] == kv_heads:
+            return call
+        key, value = (x[:, :: heads // kv_heads] for x in (call.key, call.value))
+        return replace(call, key=key, value=value, enable_gqa=True)
+
     def forward(self, call: Call) -> Tensor:
         """(B, H, T, d_v)."""
+        call = self.grouped(call)
         q, k = self.packed(call)
         mask = self.key_mask(call)
         if self.cross:
@@ -71,6 +83,7 @@ class KernelAttention(nn.Module):
 
     def denominators(self, call: Call) -> Tensor:
         """phi_q . z of every query, (B, T, H): what an estimate of a positive sum came out as."""
+        call = self.grouped(call)
         q, k = self.packed(call)
         mask, heads = self.key_mask(call), self.spec.kv_num_heads
         ones = torch.ones_like(k[..., :heads])

@@ -87,6 +87,7 @@ class WindowForm(KernelAttention):
 
     def parts(self, call: Call) -> NearFarParts:
         """Return the means over near and over far keys, and the logarithms of their sums."""
+        call = self.grouped(call)
         q, k = self.packed(call)
         mask = self.key_mask(call)
         return near_and_far(self.feature_map, self.window, q, k, pack(call.value), key_mask=mask)[0]

@@ -19,6 +19,7 @@ from linexport import models
 from linexport.errors import UsageError
 from linexport.graph.states import find_states
 from linexport.linearization.find_softmax import Site
+from linexport.linearization.forms import KernelAttention
 from linexport.linearization.window_forms import WindowForm, best_gain, fit_far_gains
 from linexport.models import feature_maps
 from linexport.models.softmax_calls import Attending, Call
@@ -64,6 +65,16 @@ def test_a_form_is_the_ratio_over_all_pairs(kind: str, sinks: int, masked: bool)
     expected = near_far(q, k, v, features, 4, sinks, gain, shown)
     with torch.no_grad():
         np.testing.assert_allclose(form(given).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [KernelAttention, WindowForm])
+def test_keys_that_a_call_repeats_for_every_head_are_taken_once(form: type[Any]) -> None:
+    own = (4, 1) if form is WindowForm else ()
+    made, given = form(SITE, feature_maps.make("elu1", 8), *own), call(SITE, False)
+    key, value = (x.repeat_interleave(2, 1) for x in (given.key, given.value))
+    with torch.no_grad():
+        found = made(replace(given, key=key, value=value, enable_gqa=False))
+        torch.testing.assert_close(found, made(given))
 
 
 class Attend(nn.Module):
