@@ -44,7 +44,7 @@ class KernelAttention(nn.Module):
             eps=EPS,
         )
         check_map(feature_map, self.spec)
-        self.cross = site.cross
+        self.cross, self.unmasked = site.cross, site.causal and not site.masked
         self.feature_map = feature_map
         gain = site.scale * math.sqrt(site.head_dim)
         self.gain = nn.Parameter(torch.full((site.heads,), gain))
@@ -101,8 +101,13 @@ class KernelAttention(nn.Module):
         return pack(call.query * self.gain[:, None, None].to(call.query.dtype)), pack(call.key)
 
     def key_mask(self, call: Call) -> Tensor | None:
-        """(B, S), True for keys that are there; None where all are."""
-        if call.attn_mask is None:
+        """(B, S), True for keys that are there; None where all are.
+
+        transformers writes the causal mask out where a layer is traced. Of a layer that is called
+        without a mask when it runs it says no more than that, and its last row would be one of the
+        end of the sequence: the model could not stream.
+        """
+        if call.attn_mask is None or (self.unmasked and torch.compiler.is_exporting()):
             return None
         return attention_masks.key_mask(call.attn_mask, call.key.shape[0], call.key.shape[2])
 

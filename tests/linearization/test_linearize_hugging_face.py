@@ -12,9 +12,13 @@ import pytest
 import torch
 
 import linexport
+from linexport import passes
 from linexport.errors import UnsupportedModelError
+from linexport.graph.states import find_states
 from linexport.sources import load_model
 from linexport.sources.hugging_face.whole import Whole
+from linexport.token_flow import classify
+from linexport.trace import trace
 
 transformers = pytest.importorskip("transformers")
 
@@ -67,6 +71,25 @@ def test_a_folders_layers_are_replaced_and_the_rest_is_the_original(
         got, want = found.module(ids, mask), model(input_ids=ids, attention_mask=mask)[0]
     there = mask.bool()
     assert 1e-5 < (got - want)[there].norm() / want[there].norm() < 0.5
+
+
+@pytest.mark.parametrize("name", ["elu1", "window4+elu1"])
+def test_a_decoder_of_grouped_heads_streams_without_a_mask(folder: Path, name: str) -> None:
+    """transformers repeats keys and writes the causal mask out where the model is traced."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=64, **sizes, **heads)
+    transformers.LlamaForCausalLM(config).save_pretrained("llama")
+    loaded = load_model("llama", whole=True)
+    ids = torch.from_numpy(IDS)
+    found = linexport.linearize(loaded, (ids,), map=name, bench=False, force=True)
+    found.save("linear.pt2")
+    traced = trace(load_model("linear.pt2"))
+    model = passes.rewrite(traced.graph, weights=traced.weights).model
+    states = find_states(model)
+    assert not classify(model, states).mixing
+    assert any(s.past.startswith("past_state") for s in states)
+    assert any(s.past.startswith("past_window") for s in states) is ("window" in name)
 
 
 @pytest.mark.slow
