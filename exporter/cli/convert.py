@@ -19,8 +19,9 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
-        "Hugging Face model folder, an adapter folder of peft's, or code of yours: file.py:Class "
-        "with --input and --state-dict, or package.module:function, which returns (module, args)."
+        "Hugging Face model folder, a model folder of diffusers, an adapter folder of peft's, or "
+        "code of yours: file.py:Class with --input and --state-dict, or package.module:function, "
+        "which returns (module, args)."
     ),
 ]
 Output = Annotated[

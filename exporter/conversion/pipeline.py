@@ -106,11 +106,11 @@ def convert(
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, a Hugging Face model folder,
-            ``package.module:function`` or ``file.py:Class``; or an object: a ``torch.nn.Module``
-            with ``args``, (module, args), (module, args, kwargs), a function that returns one of
-            these, a ``torch.export.ExportedProgram`` or a causal language model of transformers.
-            Objects are not changed.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder, a
+            model folder of diffusers, ``package.module:function`` or ``file.py:Class``; or an
+            object: a ``torch.nn.Module`` with ``args``, (module, args), (module, args, kwargs), a
+            function that returns one of these, a ``torch.export.ExportedProgram`` or a causal
+            language model of transformers. Objects are not changed.
         output: the folder to make; by default the name of the source with ".artifact".
         args: positional example inputs of a module. They may also stand behind it, as for
             torch.export: convert(module, (x,), {"mask": m}, output="artifact").

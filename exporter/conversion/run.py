@@ -156,7 +156,8 @@ def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
             )
         if job.target.options.packed and any(s.op == BUFFER for s in traced.states):
             raise refused("its states are buffers, which are of a call and not of its sequences")
-        dims = job.target.bound(dimensions.merge(traced.dims, job.ranges))
+        ranges = {**loaded.ranges, **job.ranges}
+        dims = job.target.bound(dimensions.merge(traced.dims, ranges))
         return TracedOriginal(loaded, traced, dims)
 
 

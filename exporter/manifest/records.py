@@ -78,7 +78,9 @@ class SourceRecord:
         linearized: what it is a linear form of; None where it is none.
     """
 
-    kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory", "object"]
+    kind: Literal[
+        "checkpoint", "exported_program", "onnx", "hugging_face", "diffusers", "factory", "object"
+    ]
     location: str
     sha256: str | None
     description: str

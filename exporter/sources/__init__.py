@@ -1,9 +1,9 @@
 """Stage `load`: a path, ``package.module:callable`` or an object becomes a LoadedModel.
 
 One file or folder per input kind: `checkpoint`, `exported_program`, `onnx_file`, `hugging_face`,
-`factory`, `objects`; everything else is recognised by its content in `recognise` and refused with
-advice in `refuse`. No file is ever unpickled in a way that can run code from it, and torch is
-imported only once a file deserves it.
+`diffusers`, `factory`, `objects`; everything else is recognised by its content in `recognise` and
+refused with advice in `refuse`. No file is ever unpickled in a way that can run code from it, and
+torch is imported only once a file deserves it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def load_model(
 
     Args:
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
-            an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
-            model in the Hugging Face cache, org/model or org/model@REVISION; or
-            ``package.module:callable`` or ``file.py:Class`` naming a function or a class, see
-            ``factory``; or an object, see ``objects``. The content of a file decides its kind, not
-            the name. A model that is loaded is returned as it is.
+            an ONNX file, of a Hugging Face model folder, of a model folder of diffusers or of an
+            adapter of peft's; the name of a model in the Hugging Face cache, org/model or
+            org/model@REVISION; or ``package.module:callable`` or ``file.py:Class`` naming a
+            function or a class, see ``factory``; or an object, see ``objects``. The content of a
+            file decides its kind, not the name. A model that is loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
@@ -124,6 +124,10 @@ def load_model(
 
         return load_gguf(gguf_in(path), location=str(path), **options)
     _check_unpooled(source, pooling)
+    if kind is Kind.DIFFUSERS_FOLDER:
+        from linexport.sources.diffusers import load_diffusers
+
+        return load_diffusers(path)
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.sources.exported_program import load_exported_program
 

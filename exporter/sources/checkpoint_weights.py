@@ -31,6 +31,10 @@ def checkpoint_weights(source: str | Path, trust_remote_code: bool = False) -> S
         from linexport.sources.gguf import gguf_in, gguf_weights
 
         return gguf_weights(gguf_in(path))
+    if path is not None and kind is Kind.DIFFUSERS_FOLDER:
+        from linexport.sources.diffusers import folder as of_diffusers
+
+        return of_diffusers.weights_of(path, of_diffusers.read_config(path))
     if path is None or kind not in _FOLDERS:
         return StoredWeights((), {})
     from linexport.sources.hugging_face.folder import read_config, weights_of

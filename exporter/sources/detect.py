@@ -38,6 +38,7 @@ class Kind(enum.Enum):
     UNKNOWN = "file of unknown format"
     ARTIFACT_FOLDER = "linexport artifact"
     HUGGING_FACE_FOLDER = "Hugging Face model folder"
+    DIFFUSERS_FOLDER = "folder of a model of diffusers"
     ADAPTER_FOLDER = "adapter, of LoRA say, without the model it changes"
     GGUF_FOLDER = "folder of GGUF files"
     SAVED_MODEL_FOLDER = "TensorFlow SavedModel folder"
@@ -70,7 +71,8 @@ def _folder(names: set[str]) -> Kind:
     if "saved_model.pb" in names:
         return Kind.SAVED_MODEL_FOLDER
     if "config.json" in names:
-        return Kind.HUGGING_FACE_FOLDER
+        weights = any(name.startswith("diffusion_pytorch_model") for name in names)
+        return Kind.DIFFUSERS_FOLDER if weights else Kind.HUGGING_FACE_FOLDER
     if "adapter_config.json" in names:
         return Kind.ADAPTER_FOLDER
     if any(name.endswith(".gguf") for name in names):

@@ -28,7 +28,8 @@ class Source:
     """Where a model came from.
 
     Attributes:
-        kind: "checkpoint", "exported_program", "onnx", "hugging_face", "factory" or "object".
+        kind: "checkpoint", "exported_program", "onnx", "hugging_face", "diffusers", "factory" or
+            "object".
         location: the path or ``package.module:callable`` as the user gave it; an object's class.
         sha256: of the file with what belongs to it, or None for a factory or an object.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
@@ -183,6 +184,8 @@ class LoadedModel:
         whole: the model without states, to be traced where ``decode_module`` cannot be, since its
             library lacks what linexport replaces there.
         given: the module as it was given, where that computes in half precision.
+        ranges: the usual sizes of dynamic dimensions, by name, where the user gives none; the
+            model takes others as well.
     """
 
     module: torch.nn.Module
@@ -208,3 +211,4 @@ class LoadedModel:
     unread: str = ""
     whole: LoadedModel | None = None
     given: AsGiven | None = None
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)

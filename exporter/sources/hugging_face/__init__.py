@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import linexport
 from linexport.errors import EnvironmentProblemError, LinexportError, UnsupportedModelError
 from linexport.manifest.records import HeadName
+from linexport.sources.detect import Kind, recognise
 from linexport.sources.files import first_line, refuse
 from linexport.sources.hugging_face.architecture import WITH_TOWER, check_class
 from linexport.sources.hugging_face.folder import (
@@ -346,8 +347,9 @@ def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> Head
         return source.language.head if source.language else None
     from linexport.sources.hugging_face.lora import model_folder
 
-    path = model_folder(source) / CONFIG
-    if not path.is_file():
+    folder = model_folder(source)
+    path = folder / CONFIG
+    if not path.is_file() or recognise(folder) is Kind.DIFFUSERS_FOLDER:
         return None
     from linexport.sources.hugging_face.choose_head import head_of
 

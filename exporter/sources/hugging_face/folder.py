@@ -30,7 +30,7 @@ ENCODERS = {"Lfm2BidirectionalModel": "Lfm2Model"}
 REDIRECTION = "transformers_weights"
 """Setting by which a configuration names another file of weights."""
 
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin")
 _LISTED = 4
 _NESTED = 50
 
@@ -45,6 +45,13 @@ def read_config(folder: Path, trust_remote_code: bool) -> JsonObject:
             run.
     """
     config = read_json(folder / CONFIG)
+    if "_class_name" in config and "model_type" not in config:
+        raise refuse(
+            folder,
+            f"a configuration of diffusers ({config['_class_name']!r}) without weights; expected "
+            "diffusion_pytorch_model.safetensors, or its index and shards",
+            "download them",
+        )
     if not isinstance(config.get("model_type"), str):
         raise refuse(
             folder / CONFIG,
@@ -117,11 +124,16 @@ def weights_of(folder: Path, config: JsonObject) -> StoredWeights:
     return read_weights(folder, weight_files(folder), config)
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, single: str = WEIGHTS, index: str = INDEX) -> list[Path]:
     """Return the safetensors files that transformers loads, all of which are there.
 
     One file takes precedence over an index, as in transformers; ``read_config`` and the refusal of
     adapters here exclude every other place that transformers would load weights from.
+
+    Args:
+        folder: of the model.
+        single: name of the file that has all weights.
+        index: name of the file that lists shards.
 
     Raises:
         UnsupportedModelError: there are none, some are missing or damaged, or an adapter would
@@ -134,17 +146,17 @@ def weight_files(folder: Path) -> list[Path]:
             "put the adapter into a folder of its own whose base_model_name_or_path names this "
             "one, and convert that; or merge it with peft's merge_and_unload; or delete it",
         )
-    if (folder / WEIGHTS).is_file():
-        names = [WEIGHTS]
-    elif (folder / INDEX).is_file():
-        index = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
-            raise refuse(folder / INDEX, "no weight_map in it", "download it again")
-        names = sorted(set(index.values()))
+    if (folder / single).is_file():
+        names = [single]
+    elif (folder / index).is_file():
+        shards = read_json(folder / index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
+            raise refuse(folder / index, "no weight_map in it", "download it again")
+        names = sorted(set(shards.values()))
         if any(Path(name).name != name for name in names):
-            raise refuse(folder / INDEX, "shards outside the folder", "download it again")
+            raise refuse(folder / index, "shards outside the folder", "download it again")
     else:
-        raise _no_weights(folder)
+        raise _no_weights(folder, single, index)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
@@ -270,24 +282,23 @@ def check_version() -> None:
         )
 
 
-def _no_weights(folder: Path) -> UnsupportedModelError:
-    if any((folder / name).is_file() for name in PICKLED):
+def _no_weights(folder: Path, single: str, index: str) -> UnsupportedModelError:
+    expected = f"expected {single}, or {index} and its shards"
+    pickled = next((name for name in PICKLED if (folder / name).is_file()), None)
+    if pickled is not None:
         return refuse(
             folder,
-            "weights as pickles (pytorch_model.bin), which can run any code when opened",
-            "convert them to safetensors with transformers' save_pretrained, where you trust them",
+            f"weights as pickles ({pickled}), which can run any code when opened",
+            "convert them to safetensors with save_pretrained of their library, where you trust "
+            "them",
         )
     if any(folder.glob("*.gguf")):
         return refuse(
             folder,
-            f"weights as GGUF; expected {WEIGHTS}, or {INDEX} and its shards",
+            f"weights as GGUF; {expected}",
             "give the GGUF file itself: its settings are read from it",
         )
-    return refuse(
-        folder,
-        f"a configuration without weights; expected {WEIGHTS}, or {INDEX} and its shards",
-        "download them",
-    )
+    return refuse(folder, f"a configuration without weights; {expected}", "download them")
 
 
 def _check_header(path: Path) -> None:
