@@ -61,6 +61,9 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
             if rolled is not None:
                 return rolled
         if is_frozen:
+            loose = None if counted else _without_names(loaded, error)
+            if loose is not None:
+                return export_program(loose)
             raise frozen(loaded, error) from error
         said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
@@ -78,6 +81,33 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
+
+
+def _without_names(loaded: LoadedModel, error: Exception) -> LoadedModel | None:
+    """Return a model whose sizes vary without a ``Dim``, where torch excludes single values alone.
+
+    Code that compares a size, as a convolution with strides does with 1, then limits nothing: torch
+    refuses such a ``Dim``, and takes the same for ``Dim.DYNAMIC``. The comparison with the original
+    says whether other sizes are right.
+
+    Args:
+        loaded: the model.
+        error: of its trace.
+
+    Returns:
+        The model; None where the trace carries states, fixes a size, or has no ``Dim``.
+    """
+    guarded, fixes = "Not all values of" in str(error), "to be a constant" in str(error)
+    if loaded.decode_module is not None or not guarded or fixes:
+        return None
+    spec, dynamic = loaded.dynamic_shapes, torch.export.Dim.DYNAMIC
+
+    def unnamed(dim: object) -> object:
+        plain = isinstance(dim, torch.export.Dim) and "*" not in dim.__name__
+        return dynamic if plain else dim
+
+    found = pytree.tree_map(unnamed, spec, is_leaf=lambda x: isinstance(x, torch.export.Dim))
+    return None if found == spec else replace(loaded, dynamic_shapes=found)
 
 
 def _own_failure(loaded: LoadedModel, said: str) -> str:
@@ -313,6 +343,7 @@ def _frozen_message(export: Callable[[], object], error: Exception, unclear: Seq
         log.handlers, log.propagate = saved[0], saved[2]
         log.setLevel(saved[1])
     detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
+    detail = detail or re.search(r"- (Not all values of .*)", str(error))
     return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines, unclear)
 
 
