@@ -196,7 +196,8 @@ class ConvertOptions:
         "--input",
         Panel.INPUT,
         "For file.py:Class: an example input of its forward, NAME=DTYPE[SIZES], such as "
-        "x=float32[2,16,64]; may be repeated. Integers are rows of an embedding, or below N: "
+        "x=float32[2,16,64]; may be repeated. Where sizes have names, those vary: "
+        "x=float32[batch=2,3,height=64]. Integers are rows of an embedding, or below N: "
         "n=int64[2]:N.",
         form="repeated",
     )

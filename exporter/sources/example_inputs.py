@@ -4,6 +4,10 @@ x=float32[2,16,64]      normal values
 mask=bool[2,16]         mostly true
 ids=int64[2,16]         rows of the embedding that forward looks them up in
 count=int64[2]:1000     integers from 0 to 999
+
+Sizes with a name vary, and then no others do; a multiple says in which steps:
+
+x=float32[batch=2,3,height=64,width=32*3]
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
@@ -31,8 +35,20 @@ TRIED = 2
 """Integers below this are rows of any embedding, until its own number of rows is known."""
 
 _FORM = re.compile(
-    r"(?P<name>[^\W\d]\w*)\s*=\s*(?P<dtype>\w+)\s*\[(?P<sizes>[\d\s,]*)\]\s*(:\s*(?P<below>\d+))?"
+    r"(?P<name>[^\W\d]\w*)\s*=\s*(?P<dtype>\w+)\s*"
+    r"\[(?P<sizes>[\w\s,=*]*)\]\s*(:\s*(?P<below>\d+))?"
 )
+_SIZE = re.compile(
+    r"((?P<name>[^\W\d]\w*)\s*=\s*((?P<step>0*[1-9]\d*)\s*\*\s*)?)?(?P<count>0*[1-9]\d*)"
+)
+
+
+@dataclass(frozen=True)
+class Varying:
+    """A size that varies: its name, and the number that it is a multiple of."""
+
+    name: str
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,12 +60,14 @@ class ExampleInput:
         dtype: one of ``DTYPES``.
         sizes: of the tensor.
         below: integers are less than this; None where an embedding says it.
+        varying: sizes that have a name, by their axis.
     """
 
     name: str
     dtype: str
     sizes: tuple[int, ...]
     below: int | None = None
+    varying: Mapping[int, Varying] = field(default_factory=dict)
 
 
 def parse(texts: Iterable[str]) -> list[ExampleInput]:
@@ -76,19 +94,62 @@ def _parsed(text: str) -> ExampleInput:
     dtype, below = form["dtype"], form["below"]
     if dtype not in DTYPES:
         raise UsageError(f"--input {text}: found the type {dtype}; expected {', '.join(DTYPES)}.")
-    sizes = [size.strip() for size in form["sizes"].split(",") if form["sizes"].strip()]
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    written = [size.strip() for size in form["sizes"].split(",") if form["sizes"].strip()]
+    read = [size for size in map(_SIZE.fullmatch, written) if size]
+    if len(read) < len(written):
         raise UsageError(
             f"--input {text}: found the sizes [{form['sizes']}]; expected positive integers with "
-            "commas, those of an example."
+            "commas, those of an example, with a name where they vary, as in [batch=2,3,height=64]."
         )
+    sizes = tuple(int(size["step"] or 1) * int(size["count"]) for size in read)
+    varying = {
+        axis: Varying(size["name"], int(size["step"] or 1))
+        for axis, size in enumerate(read)
+        if size["name"]
+    }
     if below is not None and (dtype not in INTEGERS or int(below) == 0):
         raise UsageError(
             f"--input {text}: a limit such as :{below} is for integers, and at least 1. Leave it "
             "out."
         )
     limit = None if below is None else int(below)
-    return ExampleInput(form["name"], dtype, tuple(map(int, sizes)), limit)
+    return ExampleInput(form["name"], dtype, sizes, limit, varying)
+
+
+def dynamic_shapes(
+    module: torch.nn.Module, given: Sequence[ExampleInput]
+) -> dict[str, dict[int, Any]] | None:
+    """Return the sizes that vary, in torch.export's notation; None where none has a name.
+
+    Args:
+        module: whose parameters the inputs are.
+        given: its inputs.
+
+    Raises:
+        UsageError: a name has two sizes, or is a multiple of two numbers.
+    """
+    from torch.export import Dim
+
+    sizes: dict[str, tuple[int, int]] = {}
+    for one in given:
+        for axis, size in one.varying.items():
+            found = one.sizes[axis], size.step
+            if sizes.setdefault(size.name, found) != found:
+                raise UsageError(
+                    f"--input {one.name}: {size.name} is {_multiple(*found)} there and "
+                    f"{_multiple(*sizes[size.name])} elsewhere; sizes of one name are equal. Give "
+                    "it another name."
+                )
+    if not sizes:
+        return None
+    counts = {name: Dim(name) for name in sizes}
+    dims = {n: counts[n] if step == 1 else step * counts[n] for n, (_, step) in sizes.items()}
+    shapes = {o.name: {axis: dims[size.name] for axis, size in o.varying.items()} for o in given}
+    return {name: shapes[name] for name in _names(module) if name in shapes}
+
+
+def _multiple(size: int, step: int) -> str:
+    return str(size) if step == 1 else f"{step}*{size // step}"
 
 
 def drawn(

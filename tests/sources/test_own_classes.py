@@ -15,6 +15,7 @@ import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.option_names import shown_as_flags
 from linexport.sources import example_inputs, load_model
+from linexport.trace import trace
 
 NET = """
 import torch
@@ -71,6 +72,13 @@ class Wraps(nn.Module):
 
     def forward(self, ids, count):
         return self.net(ids + count[:, None], torch.ones_like(ids, dtype=torch.bool))
+
+
+class Pixels(nn.Module):
+    def forward(self, image, scale, *, shift=None):
+        q, k, v = image.flatten(2).chunk(3, 1)
+        out = v @ (k.mT @ q) * scale[:, None, None]
+        return out if shift is None else out + shift.flatten(1)[:, None]
 
 
 def bare():
@@ -385,9 +393,11 @@ def test_inputs_that_do_not_fit_are_named(net: Any, inputs: tuple[str, ...], sai
     [
         ("x", "not of the form"),
         ("x=float32", "not of the form"),
-        ("x=float32[2,a]", "not of the form"),
+        ("x=float32[2,a]", "positive integers"),
         ("x=float32[2,0]", "positive integers"),
         ("x=float32[2,,3]", "positive integers"),
+        ("x=float32[2*3]", "positive integers"),
+        ("x=float32[n=0*3]", "with a name where they vary"),
         ("x=float[2,3]", "found the type float; expected float32"),
         ("x=float32[2]:9", "is for integers"),
         ("x=int64[2]:0", "at least 1"),
@@ -396,6 +406,33 @@ def test_inputs_that_do_not_fit_are_named(net: Any, inputs: tuple[str, ...], sai
 def test_inputs_are_written_in_one_form(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         example_inputs.parse([text])
+
+
+def test_sizes_with_a_name_vary(net: Any) -> None:
+    given = (
+        "image=float32[batch=2,6,height=4,width = 2 * 3]",
+        "shift=float32[batch=2,1,height=4,width=2*3]",
+        "scale=float32[batch=2]",
+    )
+    loaded = load_model("net.py:Pixels", inputs=given)
+    assert [tuple(x.shape) for x in loaded.args] == [(2, 6, 4, 6), (2,)]
+    traced = trace(loaded)
+    assert {n: (r.batch, r.multiple) for n, r in traced.dims.items()} == {
+        "batch": (True, 1),
+        "height": (False, 1),
+        "2*width": (False, 2),
+    }
+    sizes = traced.graph.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in sizes] == ["batch", 6, "height", "2*width"]
+    [fixed] = load_model("net.py:Mixer(8)", inputs=["x=float32[2,tokens=9,8]"]).dynamic_shapes
+    assert list(fixed) == [1]
+
+
+def test_sizes_of_one_name_are_equal(net: Any) -> None:
+    for other, found in (("n=5", "5"), ("n=2*2", "2\\*2")):
+        inputs = ["image=float32[2,6,n=4,3]", f"scale=float32[{other}]"]
+        with pytest.raises(UsageError, match=f"scale: n is {found} there and 4 elsewhere"):
+            load_model("net.py:Pixels", inputs=inputs)
 
 
 def test_a_function_may_return_a_module_alone(net: Any) -> None:

@@ -25,7 +25,7 @@ from linexport.graph.dims import DimRange
 from linexport.system.untyped import DynamicShapes, LibraryObject
 
 SEED = 0
-"""Of the example inputs."""
+"""Seed of the example inputs."""
 
 TOKENS, PATCHES = 5, (4, 5)
 """Tokens of a text, and patches of an image, in the example inputs."""
@@ -38,7 +38,7 @@ LATENTS = 32
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """A model as it is called.
 
     Attributes:
@@ -99,7 +99,7 @@ class Denoiser(nn.Module):
         return sample
 
 
-class Decoder(nn.Module):
+class LatentDecoder(nn.Module):
     """The decoder of an autoencoder."""
 
     def __init__(self, decoder: LibraryObject) -> None:
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         return sample
 
 
-def _sana(model: LibraryObject) -> Call:
+def _sana(model: LibraryObject) -> ModelCall:
     patch, base = int(model.config.patch_size), int(model.config.sample_size)
     # Images of one area are up to four times as wide as high.
     sides = DimRange(patch, base, 2 * base, multiple=patch)
@@ -121,7 +121,7 @@ def _sana(model: LibraryObject) -> Call:
     return _denoiser(model, {"height": (patch, sides), "width": (patch, sides)})
 
 
-def _sana_video(model: LibraryObject) -> Call:
+def _sana_video(model: LibraryObject) -> ModelCall:
     in_time, *in_space = map(int, model.config.patch_size)
     most, base = int(model.config.rope_max_seq_len), int(model.config.sample_size)
     sizes = {"frames": (in_time, DimRange(in_time, 20 * in_time, most * in_time, multiple=in_time))}
@@ -133,7 +133,7 @@ def _sana_video(model: LibraryObject) -> Call:
 
 def _denoiser(
     model: LibraryObject, sizes: Mapping[str, tuple[int, DimRange]], most: int | None = None
-) -> Call:
+) -> ModelCall:
     """Return the call of a transformer.
 
     Args:
@@ -162,7 +162,7 @@ def _denoiser(
     if config.guidance_embeds:
         args.append(torch.rand(2, generator=generator))
         shapes.append({0: batch})
-    return Call(
+    return ModelCall(
         Denoiser(model),
         tuple(args),
         tuple(shapes),
@@ -172,12 +172,12 @@ def _denoiser(
     )
 
 
-def _autoencoder_dc(model: LibraryObject) -> Call:
+def _autoencoder_dc(model: LibraryObject) -> ModelCall:
     generator = torch.Generator().manual_seed(SEED)
     channels = int(model.config.latent_channels)
     side = DimRange(1, LATENTS // 2, LATENTS)
-    return Call(
-        Decoder(model.decoder),
+    return ModelCall(
+        LatentDecoder(model.decoder),
         (torch.randn(2, channels, 6, 10, generator=generator),),
         ({0: Dim("batch"), 2: Dim("height"), 3: Dim("width")},),
         part="its decoder",
@@ -186,7 +186,7 @@ def _autoencoder_dc(model: LibraryObject) -> Call:
     )
 
 
-CALLS: dict[str, Callable[[LibraryObject], Call]] = {
+CALLS: dict[str, Callable[[LibraryObject], ModelCall]] = {
     "AutoencoderDC": _autoencoder_dc,
     "SanaTransformer2DModel": _sana,
     "SanaVideoTransformer3DModel": _sana_video,
