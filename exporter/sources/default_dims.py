@@ -3,10 +3,11 @@
 Dim 0 of every tensor is the batch, unless it is a vector of another size than the batch of the
 others, such as a scale of channels. Dim 1 is the sequence in integer and boolean tensors of rank 2
 (tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
-rank 2 (gates, resets) and others of rank 3 (resets of heads) it may be, where it has the size of a
-sequence. Where sizes do not tell, as a width is as large or several tensors have dims 1 of their
-own (a state), the module is run with longer ones: those vary that it takes at another length.
-torch.export takes a dim of size 1 for a constant, so such examples are repeated to size 2.
+rank 2 (gates, resets), others of rank 3 (resets of heads) and any of rank 5 (an image of each step)
+it may be, where it has the size of a sequence. Where sizes do not tell, as a width is as large or
+several tensors have dims 1 of their own (a state), the module is run with longer ones: those vary
+that it takes at another length. torch.export takes a dim of size 1 for a constant, so such examples
+are repeated to size 2.
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ def _has_sequence(tensor: torch.Tensor) -> bool:
 
 
 def _has_numbers(tensor: torch.Tensor, lengths: set[int]) -> bool:
-    """Return whether a tensor may have numbers of each token, (B, T), or of each of its heads."""
-    ranks = (2,) if tensor.is_floating_point() else (2, 3)
+    """Return whether a tensor may have numbers of each token, of each of its heads, or an image."""
+    ranks = (2, 5) if tensor.is_floating_point() else (2, 3, 5)
     return tensor.dim() in ranks and not _has_sequence(tensor) and tensor.shape[1] in lengths
 
 

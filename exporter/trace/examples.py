@@ -32,26 +32,47 @@ def shortened(
 
     Returns:
         The arguments and their dynamic shapes, without limits; multiples of a number are kept.
-        None where the shapes are not those of plain tensors.
+        None where the shapes are not those of tensors, or of tuples, lists and dicts of them.
     """
-    if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
-        return None
-    cut: list[object] = []
-    shapes: list[object] = []
-    for value, spec in zip(args, dynamic_shapes, strict=True):
-        dims = dict(enumerate(spec)) if isinstance(spec, tuple | list) else dict(spec or {})
-        dims = {axis: dim for axis, dim in dims.items() if dim is not None}
-        if not isinstance(value, Tensor) or any(not isinstance(axis, int) for axis in dims):
+    found = _shortened(args, dynamic_shapes, lengths or {})
+    return None if found is None else (tuple(found[0]), tuple(found[1]))
+
+
+def _shortened(value: Any, spec: Any, lengths: Mapping[int, int]) -> tuple[Any, Any] | None:
+    """Return a tensor, or tuples, lists and dicts of them, and its shapes; see ``shortened``."""
+    if isinstance(value, Tensor):
+        return _of_tensor(value, spec, lengths)
+    if isinstance(value, dict):
+        if not isinstance(spec, dict) or spec.keys() != value.keys():
             return None
-        for axis, dim in dims.items():
-            unit = _unit(dim)
-            length = min(STEPS * unit, value.shape[axis])
-            length = (lengths or {}).get(value.shape[axis], length)
-            value = _resized(value, axis, length)
-            dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
-        cut.append(value.contiguous())
-        shapes.append(dims)
-    return tuple(cut), tuple(shapes)
+        inner = _shortened([*value.values()], [spec[key] for key in value], lengths)
+        return inner and (
+            dict(zip(value, inner[0], strict=True)),
+            dict(zip(value, inner[1], strict=True)),
+        )
+    plain = isinstance(value, tuple | list) and not hasattr(value, "_fields")
+    if not plain or not isinstance(spec, tuple | list) or len(value) != len(spec):
+        return None
+    pairs = [_shortened(*pair, lengths) for pair in zip(value, spec, strict=True)]
+    found = [pair for pair in pairs if pair is not None]
+    if len(found) < len(pairs):
+        return None
+    return type(value)(x for x, _ in found), type(value)(shape for _, shape in found)
+
+
+def _of_tensor(
+    value: Tensor, spec: Any, lengths: Mapping[int, int]
+) -> tuple[Tensor, dict[int, Any]] | None:
+    dims = dict(enumerate(spec)) if isinstance(spec, tuple | list) else dict(spec or {})
+    dims = {axis: dim for axis, dim in dims.items() if dim is not None}
+    if any(not isinstance(axis, int) for axis in dims):
+        return None
+    for axis, dim in dims.items():
+        unit = _unit(dim)
+        length = lengths.get(value.shape[axis], min(STEPS * unit, value.shape[axis]))
+        value = _resized(value, axis, length)
+        dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
+    return value.contiguous(), dims
 
 
 def _unit(dim: Any) -> int:

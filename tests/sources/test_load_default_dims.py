@@ -45,6 +45,13 @@ def test_rank_and_dtype_decide(tensor: torch.Tensor, expected: Any) -> None:
     assert chosen.args[0] is tensor
 
 
+def test_an_image_of_each_step_has_the_size_of_the_sequence() -> None:
+    observed = {"image": zeros(2, 6, 3, 8, 8), "state": zeros(2, 6, 7)}
+    (chosen,) = default_dims((observed,)).dynamic_shapes
+    assert chosen == {"image": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "state": BOTH}
+    assert default_dims((zeros(2, 3, 5, 8, 8), zeros(2, 6, 7))).dynamic_shapes == (BATCH, BOTH)
+
+
 def test_nested_and_constant_arguments() -> None:
     pair = namedtuple("pair", "a b")
     x, flag = zeros(2, 5, 8), 3

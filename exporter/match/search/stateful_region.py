@@ -62,6 +62,7 @@ class Regions:
             if depends(node, self.data):
                 self.data |= {o.name for o in node.outputs}
         self._mixed: dict[str, bool] = {}
+        self._behind: set[str] | None = None
 
     def around(self, loop: gs.Node) -> Iterator[Region]:
         """Yield what may be computed by way of a loop, the nearest first."""
@@ -74,9 +75,7 @@ class Regions:
             own = self.evaluator.sizes(root) or []
             for tokens in lengths:
                 places = [i for i, s in enumerate(own) if s == tokens or is_whole(s, str(tokens))]
-                self._mixed = {}
-                leaves = self._leaves(root, tokens) if len(places) == 1 else None
-                if leaves:
+                for leaves in self._all_leaves(root, tokens, loop) if len(places) == 1 else ():
                     yield Region(root, leaves, tokens, places[0])
 
     def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
@@ -115,6 +114,27 @@ class Regions:
         weights = [self.evaluator.is_weight(t) for t in node.inputs[:2]]
         return weights[0] if node.op == "Gather" else any(weights)
 
+    def _all_leaves(
+        self, root: gs.Tensor, tokens: Size, loop: gs.Node
+    ) -> Iterator[tuple[gs.Tensor, ...]]:
+        """Yield what a value is computed of: rows of all sequences, and the tokens made of them."""
+        self._mixed, self._behind = {}, None
+        first = self._leaves(root, tokens)
+        if first:
+            yield first
+        self._mixed, self._behind = {}, self._computed_of(loop)
+        second = self._leaves(root, tokens)
+        if second and second != first:
+            yield second
+
+    def _computed_of(self, loop: gs.Node) -> set[str]:
+        """Return the names of the values that depend on those of a loop."""
+        found = {o.name for o in loop.outputs}
+        for node in self.graph.nodes[index_of(self.graph, loop) + 1 :]:
+            if depends(node, found):
+                found |= {o.name for o in node.outputs}
+        return found
+
     def _leaves(self, root: gs.Tensor, tokens: Size) -> tuple[gs.Tensor, ...] | None:
         """Return what a value is computed of before tokens are mixed."""
         found: dict[str, gs.Tensor] = {}
@@ -151,9 +171,16 @@ class Regions:
             return True
         if node.op in (*LOOPS, "CumSum", "Softmax"):
             return True
+        if self._behind is not None and self._is_of_rows(node, tokens):
+            return tensor.name in self._behind
         if node.domain:
             return False
         return any(self.mixes(t, tokens) for t in reads(node))
+
+    def _is_of_rows(self, node: gs.Node, tokens: Size) -> bool:
+        """Return whether tokens were rows before of all sequences, images say."""
+        sizes = self.evaluator.sizes(node.inputs[0]) if node.op == "Reshape" else None
+        return bool(sizes) and tokens not in sizes and self._has_more(sizes, tokens)
 
     def _has_more(self, sizes: list[Size], tokens: Size) -> bool:
         """Return whether the number of tokens is in another dim as well."""
