@@ -123,7 +123,9 @@ def _built(
         UsageError: see ``load_factory``.
     """
     use = "a class of a module, or a function that returns (module, args)"
-    with absent.standing_in(made) as missed:
+    from linexport.sources.half_precision import gpu_regions_noted
+
+    with absent.standing_in(made) as missed, gpu_regions_noted():
         try:
             factory = find_callable(source, use)
             return factory, call(factory, source, seed), missed

@@ -40,6 +40,9 @@ METHODS = (torch.Tensor.bfloat16, torch.Tensor.half)
 
 GPU, CPU = "cuda", "cpu"
 
+SWITCHED_OFF = "_switched_off_without_gpu"
+"""Attribute of regions of a GPU that torch switched off when they were made, for lack of one."""
+
 
 @dataclass(frozen=True)
 class AsGiven:
@@ -224,6 +227,30 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def gpu_regions_noted() -> Iterator[None]:
+    """Note the regions of a GPU that code makes before it runs, as a decorator of forward is.
+
+    torch switches them off on a machine without a GPU, and they say no more that they were on.
+    """
+    begin = torch.autocast.__init__
+
+    @functools.wraps(begin)
+    def beginning(
+        context: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        begin(context, device_type, dtype, enabled, cache_enabled)
+        if enabled and device_type == GPU and not torch.cuda.is_available():
+            setattr(context, SWITCHED_OFF, True)
+
+    with mock.patch.object(torch.autocast, "__init__", beginning):
+        yield
+
+
 class _GpuRegions:
     """A context that notes regions of ``torch.autocast("cuda")`` on a machine without a GPU.
 
@@ -231,14 +258,17 @@ class _GpuRegions:
         entered: there was one.
 
     Args:
-        here: run them on the CPU, in the precision that they have.
+        here: run them on the CPU, in the precision that they have. Of those that were made before,
+            these are the ones of ``gpu_regions_noted``.
     """
 
     def __init__(self, here: bool) -> None:
         self.entered, self._here = False, here
+        self._inside: list[torch.autocast] = []
 
     def __enter__(self) -> Self:
-        begin = torch.autocast.__init__
+        begin, enter = torch.autocast.__init__, torch.autocast.__enter__
+        leave = torch.autocast.__exit__
 
         def beginning(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             mine = device_type == GPU and not torch.cuda.is_available()
@@ -249,7 +279,24 @@ class _GpuRegions:
                 device_type = CPU
             begin(context, device_type, *args, **kwargs)
 
-        self._patch = mock.patch.object(torch.autocast, "__init__", beginning)
+        def entering(context: Any) -> object:
+            if context.device != GPU or torch.cuda.is_available():
+                return enter(context)
+            self.entered = True
+            region = context
+            if self._here:
+                on = hasattr(context, SWITCHED_OFF)
+                region = torch.autocast(CPU, dtype=context.fast_dtype, enabled=on)
+            self._inside.append(region)
+            enter(region)
+            return context
+
+        def leaving(context: Any, *error: Any) -> object:
+            made_before = context.device == GPU and not torch.cuda.is_available()
+            return leave(self._inside.pop() if made_before else context, *error)
+
+        changed = {"__init__": beginning, "__enter__": entering, "__exit__": leaving}
+        self._patch = mock.patch.multiple(torch.autocast, **changed)
         self._patch.start()
         return self
 

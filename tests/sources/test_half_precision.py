@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.parity.reference.module import Reference
+from linexport.sources import load_model
 from linexport.sources.factory import load_module
 from linexport.sources.half_precision import AsGiven, as_given, widened
 from linexport.sources.objects import load_object
@@ -198,6 +200,75 @@ def test_regions_of_a_gpu_that_are_switched_off_are_none() -> None:
     assert as_given(Off(torch.float32).eval(), example(), {}) is None
     found = as_given(OnGpu().eval(), (), {"x": example()[0]})
     assert isinstance(found, AsGiven) and found.on_gpu and not found.is_kept
+
+
+DECORATED = """
+import torch
+from torch import nn
+
+
+class Decorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.region = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    @torch.autocast("cuda", enabled=False)
+    def attend(self, q, k, v):
+        q, k = q.float().relu() + 0.1, k.float().relu() + 0.1
+        return (q @ k.mT).tril() @ v.float()
+
+    def both(self, x):
+        return self.attend(*self.project(x).chunk(3, -1))
+
+    @torch.autocast("cuda")
+    def forward(self, x):
+        return self.both(x)
+
+
+class Old(Decorated):
+    @torch.cuda.amp.autocast(dtype=torch.bfloat16)
+    def forward(self, x):
+        return self.both(x)
+
+
+class Attribute(Decorated):
+    def forward(self, x):
+        with self.region, self.region:
+            return self.both(x)
+
+
+class Off(Decorated):
+    def forward(self, x):
+        return self.both(x)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("Decorated", HALF), ("Old", torch.bfloat16), ("Attribute", torch.bfloat16), ("Off", None)],
+)
+def test_regions_of_a_gpu_may_be_decorators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("regions.py").write_text(DECORATED)
+    loaded = load_model(f"regions.py:{name}", inputs=["x=float32[2,12,8]"])
+    sys.modules.pop("regions", None)
+    assert (loaded.given and loaded.given.dtype) == dtype
+    if loaded.given is None:
+        return
+    assert loaded.given.on_gpu and "on a GPU, in regions" in loaded.warnings[0]
+    x, module = loaded.args[0], loaded.module
+    found, single = (Reference(loaded, t)(((x,), {}))[0] for t in (dtype, torch.float32))
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype):
+            parts = module.project(x).chunk(3, -1)
+        expected = module.attend(*parts).numpy()
+        np.testing.assert_allclose(single, module.both(x).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found, expected)
+    assert 1e-5 < np.abs(found - single).max() / np.abs(single).max() < 5e-2
 
 
 @pytest.mark.parametrize("module", [Inside(), Methods(), Automatic(), Inside().bfloat16()])
