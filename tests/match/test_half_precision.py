@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch.export import Dim
 import linexport
 from linexport.passes.rewriting import rewrite
 from linexport.plugins.ops.registry import attach_functions
+from linexport.sources import load_model
 from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.runtimes import session
@@ -110,6 +112,28 @@ def test_relu_attention_in_float16_is_that_of_float64(
 def test_the_original_overflows_at_200() -> None:
     x = torch.from_numpy(image(0, 200.0, 17, 40))
     assert not OnesRow()(x).isfinite().all() and OnesRow()(x.float()).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [OnesRow, Separate])
+def test_an_onnx_file_in_float16_that_overflows_is_fused_and_does_not(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    example = torch.from_numpy(image(0, 1.0, 8, 6))
+    program = torch.onnx.export(
+        kind().half().eval(), (example,), dynamo=True, dynamic_shapes=(DYNAMIC,), optimize=False
+    )
+    assert program is not None
+    program.save(tmp_path / "half.onnx")
+    x = image(2, 200.0, 17, 40)
+    (plain,) = session(onnx.load(tmp_path / "half.onnx")).run(None, {"x": x})
+    assert not np.isfinite(plain).all()
+    found = rewrite(trace(load_model(tmp_path / "half.onnx")).model)
+    assert [n.op_type for n in found.model.graph.node].count("LinearAttention") == 1
+    attach_functions(found.model)
+    (got,) = session(found.model).run(None, {"x": x})
+    expected = oracle(x)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, expected, atol=2e-3 * np.abs(expected).max())
 
 
 @pytest.mark.slow
