@@ -241,9 +241,9 @@ def _with_inputs(
     """
     if given:
         args, kwargs, ranges = example_inputs.drawn(module, given, seed, source)
-        shapes = example_inputs.dynamic_shapes(module, given)
-        if shapes is not None:
-            return (module, args, kwargs, shapes), ranges
+        varying = example_inputs.dynamic_shapes(module, given)
+        if varying is not None:
+            return (module, args, kwargs, varying), ranges
         return (module, args, kwargs) if kwargs else (module, args), ranges
     if is_language_model(module):  # it says itself how it is called
         return (module, ()), {}

@@ -295,13 +295,14 @@ class _GpuRegions:
             made_before = context.device == GPU and not torch.cuda.is_available()
             return leave(self._inside.pop() if made_before else context, *error)
 
-        changed = {"__init__": beginning, "__enter__": entering, "__exit__": leaving}
-        self._patch = mock.patch.multiple(torch.autocast, **changed)
-        self._patch.start()
+        self._patches = contextlib.ExitStack()
+        for name, method in (("init", beginning), ("enter", entering), ("exit", leaving)):
+            patch = mock.patch.object(torch.autocast, f"__{name}__", method)
+            self._patches.enter_context(patch)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._patch.stop()
+        self._patches.close()
 
 
 def in_float32(module: torch.nn.Module) -> torch.nn.Module:

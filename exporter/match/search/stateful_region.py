@@ -180,7 +180,7 @@ class Regions:
     def _is_of_rows(self, node: gs.Node, tokens: Size) -> bool:
         """Return whether tokens were rows before of all sequences, images say."""
         sizes = self.evaluator.sizes(node.inputs[0]) if node.op == "Reshape" else None
-        return bool(sizes) and tokens not in sizes and self._has_more(sizes, tokens)
+        return sizes is not None and tokens not in sizes and self._has_more(sizes, tokens)
 
     def _has_more(self, sizes: list[Size], tokens: Size) -> bool:
         """Return whether the number of tokens is in another dim as well."""
