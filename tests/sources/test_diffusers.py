@@ -137,6 +137,7 @@ def test_folders_are_fused_and_equal_the_library_at_any_size(
     assert loaded.source.kind == "diffusers" and loaded.source.sha256
     rewritten = rewrite(trace(loaded).model)
     assert [n.op_type for n in rewritten.model.graph.node].count("LinearAttention") == 1
+    assert not [one for one in rewritten.findings.unmatched if "no input has" in one.reason]
     attach_functions(rewritten.model)
     opened = session(rewritten.model)
     for batch, sizes in enumerate(SIZES.get(name, ((1, 1), (8, 8), (11, 18))), 1):

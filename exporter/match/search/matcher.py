@@ -89,6 +89,7 @@ class Search(Rewriter):
         self._replace_needed(roots)
         self.free_lengths()
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
+        unmatched = [n for n in unmatched if not self._is_moved(n.where)]
         unmatched = [n for n in self._last(unmatched) if not self._is_quotient(n.where)]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
@@ -220,6 +221,17 @@ class Search(Rewriter):
             )
 
         return [n for n in unmatched if not repeated(n)]
+
+    def _is_moved(self, where: str) -> bool:
+        """Return whether a value is a reshaped or transposed match: tokens as rows and columns."""
+        fused = {m.where for m in self.matches}
+        tensor = next(t for n in self.graph.nodes for t in n.outputs if t.name == where)
+        while tensor.name not in fused:
+            node = producer(tensor)
+            if node is None or node.op not in RESHAPES:
+                return False
+            tensor = node.inputs[0]
+        return True
 
     def _is_quotient(self, where: str) -> bool:
         """Return whether a value is a quotient of which both sums are fused, each by itself."""
