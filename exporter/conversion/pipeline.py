@@ -144,7 +144,8 @@ def convert(
         state_dict: For file.py:Class: file of its weights, written by torch.save or safetensors,
             which is read as data.
         inputs: For file.py:Class: an example input of its forward, NAME=DTYPE[SIZES], such as
-            x=float32[2,16,64]; may be repeated. Integers are rows of an embedding, or below N:
+            x=float32[2,16,64]; may be repeated. Where sizes have names, those vary:
+            x=float32[batch=2,3,height=64]. Integers are rows of an embedding, or below N:
             n=int64[2]:N.
         pooling: For a base model in a Hugging Face folder: one vector for each sequence, in place
             of its hidden states. mean is over tokens that are not padding; last is the last of

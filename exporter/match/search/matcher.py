@@ -225,7 +225,7 @@ class Search(Rewriter):
     def _is_moved(self, where: str) -> bool:
         """Return whether a value is a reshaped or transposed match: tokens as rows and columns."""
         fused = {m.where for m in self.matches}
-        tensor = next(t for n in self.graph.nodes for t in n.outputs if t.name == where)
+        tensor: gs.Tensor = next(t for n in self.graph.nodes for t in n.outputs if t.name == where)
         while tensor.name not in fused:
             node = producer(tensor)
             if node is None or node.op not in RESHAPES:

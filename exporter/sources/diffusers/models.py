@@ -115,7 +115,7 @@ class LatentDecoder(nn.Module):
 def _sana(model: LibraryObject) -> ModelCall:
     patch, base = int(model.config.patch_size), int(model.config.sample_size)
     # Images of one area are up to four times as wide as high.
-    sides = DimRange(patch, base, 2 * base, multiple=patch)
+    sides = _usual(patch, base)
     # The table of positions of the base size is computed as any other.
     model.patch_embed.height = model.patch_embed.width = None
     return _denoiser(model, {"height": (patch, sides), "width": (patch, sides)})
@@ -124,11 +124,17 @@ def _sana(model: LibraryObject) -> ModelCall:
 def _sana_video(model: LibraryObject) -> ModelCall:
     in_time, *in_space = map(int, model.config.patch_size)
     most, base = int(model.config.rope_max_seq_len), int(model.config.sample_size)
-    sizes = {"frames": (in_time, DimRange(in_time, 20 * in_time, most * in_time, multiple=in_time))}
-    for name, patch in zip(("height", "width"), in_space, strict=True):
-        side = DimRange(patch, 2 * base, 4 * base, multiple=patch)
-        sizes[name] = patch, side
+    sizes = {"frames": (in_time, _usual(in_time, 20 * in_time, most))}
+    sides = zip(("height", "width"), in_space, strict=True)
+    sizes |= {name: (patch, _usual(patch, 2 * base, most)) for name, patch in sides}
     return _denoiser(model, sizes, most)
+
+
+def _usual(patch: int, usual: int, most: int | None = None) -> DimRange:
+    """Return a range to twice the usual size, in whole patches, ``most`` of them where given."""
+    counts = (max(1, n // patch) for n in (usual, 2 * usual))
+    opt, largest = (patch * (n if most is None else min(n, most)) for n in counts)
+    return DimRange(patch, opt, largest, multiple=patch)
 
 
 def _denoiser(
