@@ -1,9 +1,10 @@
 """GPUs that kernels are compiled for, by compute capability: what compiling and planning need.
 
-A binary runs on its own major version only, and on minor versions from its own on; from 9.0 on, on
-its own alone. Triton brings two assemblers, of CUDA toolkits 12 and, from 10.0 on, 13. A driver
-loads the binaries of every minor version of the major version of CUDA that it is of.
-Sources: CUDA Programming Guide, compute capabilities; CUDA Compatibility, table 1, for drivers.
+GPUs by name are in ``system.gpus``. Which binary runs on which GPU is ``runs_on``. Triton brings
+two assemblers, of CUDA toolkits 12 and, from 10.0 on, 13. A driver loads the binaries of every
+minor version of the major version of CUDA that it is of.
+Sources: CUDA Programming Guide, compute capabilities; CUDA C++ Best Practices Guide, "Binary
+Compatibility", for desktop and Tegra; CUDA Compatibility, table 1, for drivers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from linexport.errors import UsageError
 from linexport.system.environment import version
+from linexport.system.gpus import GPUS, find_gpu
 from linexport.system.versions import numbers
 
 
@@ -25,29 +27,33 @@ class Architecture:
             when it is built is enough for them.
         shared: bytes of shared memory a block may have.
         ptx: the oldest PTX ISA that it can be had with: drivers refuse newer ones than their own.
-        gpus: names that users know it by.
     """
 
     multiprocessors: int
     shared: int
     ptx: int
-    gpus: tuple[str, ...]
 
 
 ARCHITECTURES = {
-    80: Architecture(108, 166912, 83, ("A100", "A30")),
-    87: Architecture(16, 166912, 83, ("Orin",)),
-    89: Architecture(142, 101376, 83, ("L4", "L40", "L40S")),
-    90: Architecture(132, 232448, 83, ("H100", "H200", "GH200")),
-    100: Architecture(148, 232448, 87, ("B200", "GB200")),
-    103: Architecture(148, 232448, 88, ("B300", "GB300")),
-    110: Architecture(20, 232448, 90, ("Thor",)),
-    120: Architecture(188, 101376, 87, ("RTX5090", "RTXPRO6000")),
-    121: Architecture(48, 101376, 88, ("Spark", "GB10")),
+    80: Architecture(108, 166912, 83),
+    87: Architecture(16, 166912, 83),
+    89: Architecture(142, 101376, 83),
+    90: Architecture(132, 232448, 83),
+    100: Architecture(148, 232448, 87),
+    103: Architecture(148, 232448, 88),
+    110: Architecture(20, 232448, 90),
+    120: Architecture(188, 101376, 87),
+    121: Architecture(48, 101376, 88),
 }
 
-WITHOUT_OWN = {"A10": 86, "A40": 86, "T4": 75}
-"""GPUs by name whose compute capability has no kernels of its own: 8.6 runs those of 8.0."""
+TEGRA = (87, 110)
+"""Jetson's: binaries of desktop GPUs do not run there, nor theirs on desktop GPUs."""
+
+OWN_INSTRUCTIONS = (90, 100, 103, 110, 121)
+"""Architectures whose binaries use instructions that are theirs alone: they run on no other."""
+
+WITHOUT_OWN = tuple(sorted({gpu.sm for gpu in GPUS} - set(ARCHITECTURES)))
+"""Compute capabilities without kernels of their own: 8.6 runs those of 8.0; 7.5 has none."""
 
 FIRST = min(ARCHITECTURES)
 NO_TENSOR_CORES = (
@@ -81,6 +87,18 @@ def toolchain(sm: int) -> Toolchain:
     return Toolchain(program, TOOLKITS[max(known, default=min(TOOLKITS))][major - 12], driver)
 
 
+def runs_on(binary: int, gpu: int) -> bool:
+    """Return whether a GPU runs the binaries that were compiled for a compute capability.
+
+    Binaries run on their own compute capability, and on later minor versions of its major version,
+    unless one of the two is a Jetson, or they were compiled with instructions of one architecture.
+    """
+    if binary == gpu:
+        return True
+    later = binary < gpu and binary // 10 == gpu // 10
+    return later and binary not in OWN_INSTRUCTIONS and not {binary, gpu} & set(TEGRA)
+
+
 def capability_of(gpu: str) -> int:
     """Return the compute capability of a GPU, given as a number such as 89, or by name.
 
@@ -89,12 +107,9 @@ def capability_of(gpu: str) -> int:
     """
     if gpu.isdecimal():
         return int(gpu)
-    named = {name: sm for sm, one in ARCHITECTURES.items() for name in one.gpus} | WITHOUT_OWN
-    plain = gpu.lower().replace(" ", "").replace("-", "")
-    found = next((sm for name, sm in named.items() if name.lower() == plain), None)
-    if found is None:
+    try:
+        return find_gpu(gpu).sm
+    except UsageError as error:
         raise UsageError(
-            f"--sm names {gpu!r}; expected compute capabilities such as 89, or GPUs: "
-            f"{', '.join(named)}."
-        )
-    return found
+            f"--sm takes compute capabilities such as 89, and GPUs by name. {error}"
+        ) from None

@@ -18,7 +18,12 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from linexport.errors import OpError, UnsupportedModelError, UsageError
-from linexport.plugins.kernels.architectures import ARCHITECTURES, FIRST, NO_TENSOR_CORES
+from linexport.plugins.kernels.architectures import (
+    ARCHITECTURES,
+    FIRST,
+    NO_TENSOR_CORES,
+    runs_on,
+)
 from linexport.plugins.kernels.launch import (
     LEAST_CHUNKS,
     Extent,
@@ -212,13 +217,12 @@ def aligned(size: int) -> int:
 def compatible(sm: int, known: Sequence[int]) -> int:
     """Return the best compute capability in ``known`` whose binaries run on ``sm``.
 
-    Binaries run on later minor versions of their major version; those made for 90 and above use
-    instructions of that architecture alone.
+    See ``runs_on`` for which do.
 
     Raises:
         UsageError: there is none.
     """
-    able = [k for k in known if k == sm or (k < sm < 90 and k // 10 == sm // 10)]
+    able = [k for k in known if runs_on(k, sm)]
     if not able:
         why = f" ({NO_TENSOR_CORES})" if sm < FIRST else ""
         raise UsageError(

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 
+from linexport.plugins.kernels.architectures import OWN_INSTRUCTIONS
 from linexport.plugins.kernels.launch import Kernel
 from linexport.plugins.kernels.sources import function, in_tuples, parameters, places
 from linexport.system.json_object import JsonObject
@@ -22,6 +24,15 @@ ALIGNMENT = [["tt.divisibility", 16]]
 
 SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
 """Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
+
+
+def architecture(sm: int) -> str:
+    """Return ptxas's name of a compute capability.
+
+    Triton allows instructions of one architecture for each from 9.0 on. No kernel for 12.0 uses
+    one, and its binaries run on 12.1 where they are compiled without.
+    """
+    return f"sm_{sm}{'a' if sm in OWN_INSTRUCTIONS else ''}"
 
 
 def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: str) -> None:
@@ -67,6 +78,7 @@ def assembled(log: str) -> dict[str, object]:
 
 def main(request: JsonObject) -> None:
     """Compile every kernel of a request."""
+    compiler.sm_arch_from_capability = architecture
     for described in request["kernels"]:
         kernel = Kernel.from_json(described)
         place = Path(request["folder"])

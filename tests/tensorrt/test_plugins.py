@@ -125,12 +125,13 @@ def test_scratch_set_aside_is_enough_for_every_smaller_call(
         assert needed <= small().scratch(sm, batch, length)
 
 
-def test_binaries_run_on_later_minor_versions_only_below_90() -> None:
+def test_the_best_binary_that_runs_is_chosen() -> None:
     known = (80, 87, 89, 90, 120)
-    assert [compatible(sm, known) for sm in (80, 86, 87, 89, 90, 120)] == [80, 80, 87, 89, 90, 120]
-    for sm in (75, 100, 121):
+    expected = {80: 80, 86: 80, 87: 87, 89: 89, 90: 90, 120: 120, 121: 120}
+    assert {sm: compatible(sm, known) for sm in expected} == expected
+    for sm, others in ((75, known), (100, known), (87, (80, 89)), (89, (87,)), (103, (100,))):
         with pytest.raises(UsageError, match=rf"compute capability {sm / 10:.1f}"):
-            compatible(sm, known)
+            compatible(sm, others)
 
 
 def test_types_and_formats_are_declared_tightly(rtx: Any) -> None:

@@ -217,6 +217,24 @@ def test_another_gpu_is_refused(for_ada: Path, gpu: Callable[[int], None]) -> No
         build(for_ada)
 
 
+@pytest.mark.parametrize(("prepared_for", "here"), [(80, 86), (120, 121)])
+def test_a_gpu_that_runs_the_kernels_of_another_builds(
+    gpu: Callable[[int], None],
+    converted: Callable[..., Path],
+    tmp_path: Path,
+    prepared_for: int,
+    here: int,
+) -> None:
+    made = converted("small", **{**OPTIONS, "sms": (prepared_for,)})
+    folder = Path(shutil.copytree(made, tmp_path / "folder"))
+    gpu(87)
+    with pytest.raises(EnvironmentProblemError, match=r"this machine's has 8\.7"):
+        build(folder)
+    gpu(here)
+    (engine,) = build(folder).engines
+    assert engine.sm == here and engine.plugins and (folder / f"model.sm{here}.engine").is_file()
+
+
 def test_a_machine_with_a_gpu_builds_for_it_and_prepares_for_others(
     gpu: Callable[[int], None], prepared: Path, factories: Any, tmp_path: Path
 ) -> None:

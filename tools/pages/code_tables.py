@@ -42,18 +42,35 @@ def ops() -> str:
     return table(["op", "inputs", "outputs"], rows)
 
 
-def gpus() -> str:
-    """Return the GPUs that kernels are compiled for, and the driver that loads them."""
-    from linexport.plugins.kernels.architectures import ARCHITECTURES, toolchain
+def architectures() -> str:
+    """Return the compute capabilities that kernels are compiled for, and the driver of each."""
+    from linexport.plugins.kernels.architectures import ARCHITECTURES, runs_on, toolchain
+    from linexport.system.gpus import GPUS
 
+    known = sorted({gpu.sm for gpu in GPUS} | set(ARCHITECTURES))
     rows = []
     for sm, one in ARCHITECTURES.items():
         made = toolchain(sm)
-        names = ", ".join(f"`{name.lower()}`" for name in one.gpus)
         ptx = f"{one.ptx // 10}.{one.ptx % 10}"
-        rows.append([f"{sm / 10:.1f}", f"`{sm}`", names, made.cuda, f"{made.driver}", ptx])
-    titles = ["compute capability", "`--sm`", "or by name", "assembled by CUDA", "driver from"]
-    return table([*titles, "PTX with `--quick`"], rows)
+        others = ", ".join(f"{k / 10:.1f}" for k in known if k != sm and runs_on(sm, k))
+        rows.append([f"{sm / 10:.1f}", f"`{sm}`", others, made.cuda, f"{made.driver}", ptx])
+    titles = ["compute capability", "`--sm`", "binaries also run on", "assembled by CUDA"]
+    return table([*titles, "driver from", "PTX with `--quick`"], rows)
+
+
+def gpus() -> str:
+    """Return every GPU with its names, memory and bandwidth."""
+    from linexport.system.gpus import GPUS, SOURCES
+
+    numbers, rows = {source: str(n + 1) for n, source in enumerate(SOURCES)}, []
+    for gpu in GPUS:
+        names = ", ".join(f"`{name}`" for name in (gpu.name, *gpu.aliases))
+        memory, bandwidth = f"{gpu.memory:g}", f"{gpu.bandwidth:,g}"
+        row = [gpu.title, names, f"{gpu.sm / 10:.1f}", memory, bandwidth, numbers[gpu.source]]
+        rows.append(row)
+    titles = ["GPU", "names", "compute capability", "memory, GB", "bandwidth, GB/s", "source"]
+    notes = "; ".join(f"({numbers[source]}) {text}" for source, text in SOURCES.items())
+    return f"{table(titles, rows)}\n\nSources of bandwidths: {notes}."
 
 
 def exit_codes() -> str:
@@ -73,6 +90,7 @@ PARTS = {
     "targets": targets,
     "feature-maps": feature_maps,
     "ops": ops,
+    "architectures": architectures,
     "gpus": gpus,
     "exit-codes": exit_codes,
 }

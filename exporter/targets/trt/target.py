@@ -23,7 +23,7 @@ from linexport.graph.dims import PAST, DimRange, parse
 from linexport.manifest import MODEL
 from linexport.manifest.engines import EngineLayerRecord, EngineRecord
 from linexport.plugins.kernels import contract
-from linexport.plugins.kernels.architectures import ARCHITECTURES, WITHOUT_OWN
+from linexport.plugins.kernels.architectures import ARCHITECTURES, WITHOUT_OWN, runs_on
 from linexport.plugins.kernels.description import LAUNCH, Description
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 Build = Callable[[Sequence[profiles.Profile]], BuiltEngine]
 """Builds an engine with these profiles."""
 
-GPUS = tuple(sorted({*ARCHITECTURES, *WITHOUT_OWN.values()}))
+GPUS = tuple(sorted({*ARCHITECTURES, *WITHOUT_OWN}))
 """Compute capabilities that an artifact can be prepared for."""
 
 
@@ -310,7 +310,7 @@ def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
             f"and its engine cannot be built on this machine. {' '.join(problems)}\nCopy the "
             f"folder to the machine of such a GPU and run there: linexport build {job.folder.name}"
         )
-    if here not in {gpu.sm for gpu in prepared.gpus}:
+    if not any(runs_on(gpu.sm, here) for gpu in prepared.gpus):
         raise EnvironmentProblemError(
             f"{job.folder} is prepared for GPUs of compute capability {gpus}; this machine's has "
             f"{here / 10:.1f}. Convert the model with --sm {here}."

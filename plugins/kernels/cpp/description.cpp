@@ -269,6 +269,15 @@ std::string listed(std::vector<int64_t> const& shape) {
 
 int64_t constexpr leastChunks = 8;
 
+// As runs_on of architectures.py: later minor versions of the major version, but neither between Jetson and
+// desktop GPUs, nor binaries with instructions of one architecture.
+bool runsOn(int binary, int gpu) {
+    static std::set<int> const tegra{87, 110}, ownInstructions{90, 100, 103, 110, 121};
+    if (binary == gpu) return true;
+    bool const later = binary < gpu && binary / 10 == gpu / 10;
+    return later && !ownInstructions.count(binary) && !tegra.count(binary) && !tegra.count(gpu);
+}
+
 }  // namespace
 
 int64_t aligned(int64_t bytes) { return ceilDiv(bytes, 256) * 256; }
@@ -321,7 +330,7 @@ int64_t Plan::mostScratch(int64_t batch, int64_t length) const {
 int Description::smFor(int sm) const {
     int best = 0;
     for (auto const& [known, plan] : plans)
-        if (known == sm || (known < sm && sm < 90 && known / 10 == sm / 10)) best = std::max(best, known);
+        if (runsOn(known, sm)) best = std::max(best, known);
     if (!best) throw Error(opType + " has no kernels for compute capability " + std::to_string(sm));
     return best;
 }
