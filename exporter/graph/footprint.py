@@ -36,8 +36,17 @@ ATTENTION = {
 HEADS = ("q_num_heads", "num_heads")
 """Operators that compute scores inside, and their attributes for the number of heads."""
 
-QUANTISED = "MatMulNBits"
-"""ONNX Runtime's product with a quantised weight, of which onnx has no shape: N columns."""
+LIKE = {
+    "LinearAttention": (2, 3),
+    "GatedDeltaNet": (2, 6),
+    "CausalConvWithState": (0, 3),
+    "VarlenCausalConvWithState": (0, 4),
+    "QMoE": (0,),
+}
+"""ONNX Runtime's operators, of which onnx has no shapes, and the inputs that their outputs are
+like: the output of attention is like its values, a new state is like the one before."""
+
+ONNX_RUNTIME = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -202,11 +211,9 @@ class Footprint:
             return self._computed(node, given) or [one for one in found if one is not None]
         sizes = [value for value in given if value is not None]
         largest = max(sizes, key=lambda v: prod(v.shape), default=_Value((), TensorProto.FLOAT))
-        like = largest.sized(largest.shape)
-        if node.op_type == QUANTISED and given[0] is not None:
-            columns = next(a.i for a in node.attribute if a.name == "N")
-            like = given[0].sized((*given[0].shape[:-1], columns))
-        return [like if one is None else one for one in found]
+        own = _of_runtime(node, given) if node.domain == ONNX_RUNTIME else []
+        own += [largest.sized(largest.shape)] * (len(found) - len(own))
+        return [like if one is None else one for like, one in zip(own, found, strict=False)]
 
     def _computed(
         self, node: onnx.NodeProto, given: Sequence[_Value | None]
@@ -256,6 +263,28 @@ def _scores(node: onnx.NodeProto, given: Sequence[_Value | None]) -> int:
     if len(query) not in (3, 4) or len(key) < 2:
         return 0
     return 4 * query[0] * (heads if len(query) == 3 else query[1]) * query[-2] * key[-2]
+
+
+def _of_runtime(node: onnx.NodeProto, given: Sequence[_Value | None]) -> list[_Value]:
+    """Return what the first outputs of an operator of ONNX Runtime are, as far as is known."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    first = given[0] if given else None
+    if node.op_type == "MatMulNBits" and first is not None:
+        return [first.sized((*first.shape[:-1], attributes["N"]))]
+    if node.op_type == "GatherBlockQuantized" and None not in given[1:3]:
+        index, scales = (value for value in given[1:3] if value is not None)
+        return [scales.sized((*index.shape, scales.shape[-1] * attributes["block_size"]))]
+    found = []
+    for place in LIKE.get(node.op_type, ()):
+        value = given[place] if place < len(given) else None
+        if value is None:
+            break
+        found.append(value.sized(value.shape))
+    if found and node.op_type == "LinearAttention":
+        heads = attributes["kv_num_heads"], attributes["q_num_heads"]
+        width = found[0].shape[-1] // heads[0] * max(heads)
+        found[0] = found[0].sized((*found[0].shape[:-1], width))
+    return found
 
 
 def _numbers(values: np.ndarray) -> _Value:

@@ -108,3 +108,42 @@ def test_an_operator_that_nobody_knows_makes_what_it_is_given() -> None:
     text = '<ir_version: 9, opset_import: ["": 20, "own": 1]> g (float[B, T, 8] x) => (float[] y)'
     found = Footprint(parser.parse_model(f"{text} {{ a = own.Odd(x) y = ReduceSum(a) }}"))
     assert found.at({"B": 2, "T": 100}) == 2 * 100 * 8 * 4 + 4
+
+
+KERNELS = {
+    'LinearAttention<q_num_heads=4, kv_num_heads=2, update_rule="linear">(x, x, x, past)': (16, 1),
+    'CausalConvWithState(x, w, "", past)': (8, 1),
+    'GatedDeltaNet(x, x, x, "", x, x, past)': (8, 1),
+}
+"""Calls of ONNX Runtime's operators: elements of their output for a token, and states they make."""
+
+
+@pytest.mark.parametrize("call", KERNELS)
+def test_operators_of_onnx_runtime_make_values_and_not_states(call: str) -> None:
+    """A large state is not what a short call's output is like."""
+    width, states = KERNELS[call]
+    call = call.replace('""', "nothing")
+    text = (
+        '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+        "g (float[B, T, 8] x, float[8, 1, 4] w, float[B, 2, 64, 64] past)"
+        "=> (float[] y, float[B, 2, 64, 64] next)"
+        f"{{ a, next = com.microsoft.{call} y = ReduceSum(a) }}"
+    )
+    model = parser.parse_model(text)
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name == "nothing":
+                node.input[place] = ""
+    found = Footprint(model).at({"B": 2, "T": 3})
+    assert found == 2 * 3 * width * 4 + states * 2 * 2 * 64 * 64 * 4 + 4
+
+
+def test_rows_of_a_quantised_table_are_counted_by_the_tokens() -> None:
+    text = (
+        '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+        "g (uint8[1000, 32] table, int64[B, T] ids, float[1000, 2] scales) => (float[] y)"
+        "{ a = com.microsoft.GatherBlockQuantized<block_size=32>(table, ids, scales)"
+        " y = ReduceSum(a) }"
+    )
+    found = Footprint(parser.parse_model(text))
+    assert found.at({"B": 2, "T": 5}) == 2 * 5 * 64 * 4 + 4
