@@ -79,6 +79,7 @@ class Footprint:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = inliner.inline_local_functions(model)
         self._opsets = {o.domain: o.version for o in self._model.opset_import}
+        self._folded: set[str] = _folded(self._model.graph)
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of values at the worst moment of a call.
@@ -123,7 +124,7 @@ class Footprint:
                 source = holder.get(node.input[0]) if node.op_type in VIEWS else None
                 holder[name] = name if source is None else source
                 left[holder[name]] = left.get(holder[name], 0) + 1
-                if source is None:
+                if source is None and name not in self._folded:
                     held += value.bytes
                 if name not in last:
                     ends.setdefault(i, []).append(name)
@@ -133,7 +134,7 @@ class Footprint:
                 if memory is None:  # of a graph around this one, or given
                     continue
                 left[memory] -= 1
-                if not left[memory]:
+                if not left[memory] and memory not in self._folded:
                     held -= values[memory].bytes
         return worst
 
@@ -263,6 +264,18 @@ def _scores(node: onnx.NodeProto, given: Sequence[_Value | None]) -> int:
     if len(query) not in (3, 4) or len(key) < 2:
         return 0
     return 4 * query[0] * (heads if len(query) == 3 else query[1]) * query[-2] * key[-2]
+
+
+def _folded(graph: onnx.GraphProto) -> set[str]:
+    """Return the values that are made of weights alone, once, when a graph is opened.
+
+    They are transposed weights, above all: products read those as they are stored.
+    """
+    known = {tensor.name for tensor in graph.initializer} - {i.name for i in graph.input}
+    for node in graph.node:
+        if node.input and known.issuperset(filter(None, reads(node))):
+            known.update(node.output)
+    return known
 
 
 def _of_runtime(node: onnx.NodeProto, given: Sequence[_Value | None]) -> list[_Value]:

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from linexport.graph.footprint import Footprint
 
@@ -147,3 +147,13 @@ def test_rows_of_a_quantised_table_are_counted_by_the_tokens() -> None:
     )
     found = Footprint(parser.parse_model(text))
     assert found.at({"B": 2, "T": 5}) == 2 * 5 * 64 * 4 + 4
+
+
+def test_a_transposed_weight_is_no_memory_of_a_call() -> None:
+    text = (
+        '<ir_version: 9, opset_import: ["": 20]> g (float[B, T, 8] x) => (float[] y)'
+        "{ t = Transpose<perm=[1, 0]>(w) a = MatMul(x, t) y = ReduceSum(a) }"
+    )
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((5000, 8), np.float32), "w"))
+    assert Footprint(model).at({"B": 1, "T": 1}) == 5000 * 4 + 4
