@@ -38,9 +38,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.quantization.block_quantisation import Grid, Quantised
-from linexport.quantization.choose_bits import TABLE_BITS, Chosen, grid_of
+from linexport.quantization.choose_bits import Chosen, grid_of
 from linexport.quantization.experts import find_experts
-from linexport.quantization.quantisable import BLOCK, LEAST_OUTPUTS, find, floating_weights
+from linexport.quantization.quantisable import (
+    BLOCK,
+    LEAST_OUTPUTS,
+    TABLE_BITS,
+    find,
+    floating_weights,
+)
 from linexport.quantization.rewrite import INTEGER_ACTIVATIONS, quantised_model
 from linexport.targets.base import OrtSession
 

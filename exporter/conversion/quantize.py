@@ -40,20 +40,17 @@ from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import HeadName, StageRecord
 from linexport.manifest.rewriting import NodesRecord
 from linexport.quantization import forecast
+from linexport.quantization.by_target import REWRITES
 from linexport.quantization.calibration_inputs import inputs_of
 from linexport.quantization.choose_bits import AUTO, CHOICES, Quantiser
 from linexport.quantization.half import HALF, half_model
 from linexport.quantization.opened import FloatModel, open_deployed, open_exactly, unopened
 from linexport.quantization.portable import portable_model
 from linexport.quantization.proof import Runs, with_proof
-from linexport.quantization.rewrite import quantised_model
 from linexport.sources import LoadedModel
 from linexport.sources.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.sources.packed import StoredWeights
 from linexport.system.progress import Progress, Silent, Stopwatch
-
-REWRITES = {"ort": quantised_model, "onnx": portable_model}
-"""How quantised weights are written, by target: for ONNX Runtime's kernels, or portably."""
 
 MAX_KLD = 0.01
 """Limit of ``auto`` where the user names none, nats."""

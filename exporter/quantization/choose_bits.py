@@ -27,7 +27,7 @@ from linexport.quantization.gptq import for_inexact_inputs, gptq
 from linexport.quantization.half import HALF
 from linexport.quantization.layer_chain import LayerChain
 from linexport.quantization.opened import FloatModel, SecondMoments, second_moments, smallest
-from linexport.quantization.quantisable import KeptWeight, Weight, find
+from linexport.quantization.quantisable import MIXED_BITS, TABLE_BITS, KeptWeight, Weight, find
 from linexport.quantization.sensitivity import stored
 from linexport.system import memory
 from linexport.system.progress import Advance
@@ -35,11 +35,6 @@ from linexport.system.progress import Advance
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
 CHOICES = (*HALF, *BITS, AUTO, KEEP)
-MIXED_BITS = (4, 8)
-"""Choices of ``auto`` for each weight."""
-
-TABLE_BITS = 8
-
 MOMENT_BYTES = 2**31
 """Second moments, in mapped files, that are measured in one run over the data."""
 

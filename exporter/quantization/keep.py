@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from linexport.errors import LinexportError, UsageError
 from linexport.quantization.block_quantisation import Grid, Matrix, Quantised
-from linexport.quantization.choose_bits import TABLE_BITS, Chosen
-from linexport.quantization.quantisable import KeptWeight, Weight
+from linexport.quantization.choose_bits import Chosen
+from linexport.quantization.quantisable import TABLE_BITS, KeptWeight, Weight
 from linexport.quantization.stored_integers import BITS, NotExactError, as_blocks, on_grid
 from linexport.quantization.stored_rows import MatchedRows, StoredRows, parts
 from linexport.sources.files import first_line, refuse

@@ -30,6 +30,12 @@ LEAST_INPUTS = 16
 BLOCK = 32
 """Weights that share a scale: small enough for 4 bits, and fast in ONNX Runtime's kernels."""
 
+MIXED_BITS = (4, 8)
+"""Choices of ``auto`` for each weight."""
+
+TABLE_BITS = 8
+"""Fewest bits of a table."""
+
 OTHER_READERS = "other operators read it as well"
 
 

@@ -42,7 +42,7 @@ ORDER = [
     {"report"},
     {"quantization"},
     {"conversion"},
-    {"ci", "debugging", "inspection", "maps", "linearization", "package", "serving"},
+    {"ci", "debugging", "inspection", "maps", "linearization", "package", "planning", "serving"},
     {"cli", "testing"},
     {"__main__"},
 ]

@@ -68,6 +68,44 @@ def as_published(folder: Path, config: JsonObject, weights: StoredWeights) -> Li
     return _pretrained(folder, config, weights, named, "sdpa", False)
 
 
+def without_weights(folder: Path, config: JsonObject) -> LibraryObject:
+    """Build the causal model of a configuration on the device "meta": shapes, and no values.
+
+    Args:
+        folder: of the model; its weights are not read and may be missing.
+        config: its configuration, see ``read_config``.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UnsupportedModelError: transformers does not know it, or cannot build it.
+    """
+    check_version()
+    import torch
+    import transformers
+
+    name = builder(config["model_type"], CAUSAL)
+    with quiet():
+        parsed = _parsed(folder, config, name, False)
+        try:
+            with torch.device("meta"):
+                return getattr(transformers, name).from_config(
+                    parsed,
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                    experts_implementation="batched_mm",  # the others look at values
+                )
+        except ImportError as error:
+            raise missing_package(config["model_type"], error) from error
+        except Exception as error:  # any value of its configuration may be wrong
+            if "Unrecognized configuration class" in str(error):
+                raise _unknown(folder, config["model_type"], name) from error
+            raise refuse(
+                folder / CONFIG,
+                f"a model that transformers cannot build ({first_line(error)})",
+                "compare the configuration with that of a published model of the same type",
+            ) from error
+
+
 def supported() -> list[str]:
     """Model types that were converted and checked."""
     from linexport.models import flash_linear_attention as fla
@@ -89,19 +127,8 @@ def _pretrained(
     import transformers
 
     kind = config["model_type"]
-    with _quiet():
-        try:
-            parsed = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
-        except Exception as error:
-            if isinstance(error, ValueError | KeyError) and kind in str(error):
-                raise _unknown(folder, kind, name) from error
-            raise refuse(
-                folder / CONFIG,
-                f"a configuration that transformers does not accept ({first_line(error)})",
-                "compare it with that of a published model of the same type",
-            ) from error
+    with quiet():
+        parsed: Any = _parsed(folder, config, name, trust_remote_code)
         name = builder(kind, name)
         loader: Any = _class(folder, name)
         if not issubclass(loader, transformers.PreTrainedModel):
@@ -154,6 +181,28 @@ def _pretrained(
         folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
     )
     return model.eval()
+
+
+def _parsed(folder: Path, config: JsonObject, name: str, trust_remote_code: bool) -> LibraryObject:
+    """Return the configuration of a folder as transformers reads it.
+
+    Raises:
+        UnsupportedModelError: transformers does not know the model type, or refuses a value.
+    """
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        if isinstance(error, ValueError | KeyError) and config["model_type"] in str(error):
+            raise _unknown(folder, config["model_type"], name) from error
+        raise refuse(
+            folder / CONFIG,
+            f"a configuration that transformers does not accept ({first_line(error)})",
+            "compare it with that of a published model of the same type",
+        ) from error
 
 
 def _of_floats(
@@ -224,7 +273,7 @@ def _unknown(folder: Path, kind: str, auto: str) -> UnsupportedModelError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the progress bars and remarks of transformers: what matters becomes an error."""
     from transformers.utils import logging as verbosity
 
