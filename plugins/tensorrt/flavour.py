@@ -5,7 +5,8 @@ with a plugin, is here and nowhere else.
 
 The SONAME trap: the ONNX parser of TensorRT-RTX looks a plugin up through
 ``dlopen("libtensorrt_rtx.so")``. The wheel holds ``libtensorrt_rtx.so.1`` only, and the exception
-that follows ends the process. ``Flavour.load`` provides the name first.
+that follows ends the process. ``Flavour.load`` provides the name first, of the library whose
+number is that of the Python module's version: ``libnvinfer.so.10`` of TensorRT 10, as on Jetson.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.stub_library import provide
 from linexport.system.install import PLACE, pip_install
+from linexport.system.versions import numbers
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Flavour:
         title: as its vendor writes it.
         modules: Python modules it may be installed as, in the order they are tried.
         library: its shared library's name without version, which the parser asks for.
-        major: version of that name's ABI in the wheel.
+        oldest: the first major version that is used, which is the number of the library's name.
         install: the command that gets it.
         sms: compute capabilities it builds engines for on any machine; none: only for the GPU of
             the machine it runs on.
@@ -44,7 +46,7 @@ class Flavour:
     title: str
     modules: tuple[str, ...]
     library: str
-    major: int
+    oldest: int
     install: str
     sms: tuple[int, ...] = ()
     on_gpu: bool = False
@@ -76,7 +78,7 @@ RTX = Flavour(
     title="TensorRT-RTX",
     modules=("tensorrt_rtx", "tensorrt_rtx_bindings"),
     library="libtensorrt_rtx.so",
-    major=1,
+    oldest=1,
     install=pip_install("tensorrt-rtx"),
     sms=(75, 80, 86, 89, 120, 121),
 )
@@ -86,7 +88,7 @@ TENSORRT = Flavour(
     title="TensorRT",
     modules=("tensorrt", "tensorrt_bindings"),
     library="libnvinfer.so",
-    major=11,
+    oldest=10,
     install=pip_install("tensorrt"),
     on_gpu=True,
 )
@@ -107,9 +109,7 @@ def _load(flavour: Flavour) -> ModuleType:
         except (ImportError, OSError, RuntimeError) as error:
             problem = str(error).splitlines()[0]
         else:
-            # Linux only: on Windows libraries are found by another rule.
-            if sys.platform.startswith("linux"):
-                provide(flavour.library, f"{flavour.library}.{flavour.major}")
+            _provide_library(flavour, str(getattr(module, "__version__", "")))
             return module
     if problem is None:
         raise EnvironmentProblemError(
@@ -119,6 +119,31 @@ def _load(flavour: Flavour) -> ModuleType:
         f"{flavour.title} is installed and does not load: {problem}. Install it again: "
         f"{flavour.install}{PLACE}"
     )
+
+
+def _provide_library(flavour: Flavour, version: str) -> None:
+    """Make the parser find the library of the Python module that was imported.
+
+    Raises:
+        EnvironmentProblemError: the version is too old or no version, or the library is missing.
+    """
+    major = next(iter(numbers(version)), 0)
+    if major < flavour.oldest:
+        raise EnvironmentProblemError(
+            f"{flavour.title} {version or 'without a version'} is installed; expected "
+            f"{flavour.oldest} or newer, which has the interface of linexport's plugins. Update "
+            "it, or the JetPack of a Jetson, or convert with --target ort-cuda"
+        )
+    if not sys.platform.startswith("linux"):
+        return  # on Windows libraries are found by another rule
+    try:
+        provide(flavour.library, f"{flavour.library}.{major}")
+    except EnvironmentProblemError as error:
+        raise EnvironmentProblemError(
+            f"{flavour.title} {version} is installed for Python, without its library. "
+            f"{str(error).rstrip('.')}. Install the library of the same version, and name its "
+            "folder in LD_LIBRARY_PATH where the loader does not look"
+        ) from None
 
 
 def driver() -> Any:

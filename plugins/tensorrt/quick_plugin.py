@@ -14,6 +14,7 @@ from functools import cache
 from types import GenericAlias, ModuleType
 from typing import Any
 
+from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.description import Description
 from linexport.plugins.kernels.launch import Extent
 from linexport.plugins.ops.registry import all_ops
@@ -29,10 +30,21 @@ def register(flavour: Flavour) -> None:
     """Make the plugins known to a library that takes them.
 
     Raises:
-        EnvironmentProblemError: the library is not installed.
+        EnvironmentProblemError: the library is not installed, or does not have them yet.
     """
     module = flavour.load()
-    define(module, importlib.import_module(f"{module.__name__}.plugin"))
+    try:
+        package = importlib.import_module(f"{module.__name__}.plugin")
+        lacking = "" if hasattr(package, "aot_impl") else "no function aot_impl"
+    except ImportError as error:
+        lacking = str(error)
+    if lacking:
+        raise EnvironmentProblemError(
+            f"{flavour.title} {flavour.version()} has no quickly deployable plugins that are "
+            f"compiled ahead of time ({lacking}); they are of 10.9 and later. Convert the model "
+            "without --quick"
+        )
+    define(module, package)
 
 
 def define(module: ModuleType, package: ModuleType, lazy: bool = False) -> None:
