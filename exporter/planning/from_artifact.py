@@ -76,7 +76,7 @@ def planned_artifact(manifest: Manifest, model: onnx.ModelProto) -> PlannedModel
 
     fixed = sum(_bytes(s.dtype, s.shape) for s in manifest.states if s.grows is None)
     return PlannedModel(
-        f"{manifest.source.description}, an artifact for target {manifest.target}",
+        _description(manifest),
         tuple(_weights(manifest, model)),
         fixed,
         sum(_bytes(s.dtype, s.shape) for s in manifest.states if s.grows is not None),
@@ -85,6 +85,14 @@ def planned_artifact(manifest: Manifest, model: onnx.ModelProto) -> PlannedModel
         _kind(manifest),
         sum(_tensor_bytes(t) for t in _initializers(model)),
     )
+
+
+def _description(manifest: Manifest) -> str:
+    """Return one line for people, with what is not counted."""
+    weights = manifest.quantisation.weights if manifest.quantisation else _kind(manifest)
+    about = f"{manifest.source.description}, for target {manifest.target} with weights in {weights}"
+    beside = [one.file for one in (manifest.vision, manifest.mtp) if one is not None]
+    return f"{about}, without {' and '.join(beside)}" if beside else about
 
 
 def _last_logits(manifest: Manifest, model: onnx.ModelProto) -> onnx.ModelProto:

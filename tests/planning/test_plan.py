@@ -182,6 +182,7 @@ def test_it_is_printed_in_80_columns(exact: Path, cli: Callable[..., Any]) -> No
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "Jetson Orin Nano Super 8 GB: 8 GiB at 102 GB/s, of which 6 GiB for a model" in lines
+    assert lines[0].endswith("for target ort with weights in float32")
     assert any(line.split()[:2] == ["tensorrt", "int4*"] for line in lines)
 
 
