@@ -247,7 +247,8 @@ class Quantiser:
                 found, method = nearest(matrix, grid), "nearest"
             else:
                 target = matrix if error is None else for_inexact_inputs(matrix, moment, error)
-                found, method = gptq(target, grid, moment), "gptq"
+                # What is chosen for inexact inputs gains nothing from going to its best in turn.
+                found, method = gptq(target, grid, moment, descends=error is None), "gptq"
             values, scales, zeros = memory.memory_mapped([found.values, found.scales, found.zeros])
             found = replace(found, values=values, scales=scales, zeros=zeros)
             made = Chosen(weight, found, method)

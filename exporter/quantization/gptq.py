@@ -27,7 +27,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -72,45 +71,29 @@ Rounded = tuple[NDArray[np.uint8], Matrix, Matrix]
 next, and what all outputs have at one input lies together in memory."""
 
 
-@dataclass(frozen=True)
-class _Order:
-    """An order to round inputs in, and the upper Cholesky factor of the inverse moment in it."""
-
-    places: NDArray[np.int64]
-    factor: Matrix
-
-    @property
-    def is_own(self) -> bool:
-        """True for the order in which inputs are stored."""
-        return bool((self.places[1:] > self.places[:-1]).all())
-
-
-def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantised:
+def gptq(
+    matrix: Matrix, grid: Grid, second_moment: Moment | Matrix, descends: bool = True
+) -> Quantised:
     """Round one input after another, correcting those to come; then each to its best.
 
-    Inputs are taken in their own order, with a scale for each block when its turn comes, and in
-    the order of their size, with scales chosen before; of both each output has what errs less.
+    A block's scale is chosen when its turn comes. Inputs are taken in their own order: the better
+    of that and of the order by size, for each output, left as much divergence in twice the time.
 
     Args:
         matrix: (N, K), finite.
         grid: bits and block size.
         second_moment: E[x x^T] of the layer's inputs on calibration data, (K, K).
+        descends: values and scales then go to their best in turn.
     """
     padded = grid.blocks(matrix.shape[1]) * grid.block
-    damped = _damped(second_moment, padded)
-    by_size = np.argsort(-np.diag(damped), kind="stable")
+    moment = _damped(second_moment, padded)
     count = min(len(matrix), max(1, matrix.size // AT_ONCE))
     parts = np.array_split(matrix, count)
-    rounded = []
-    for places in (np.arange(padded), by_size):
-        # One factor at a time: they are the largest matrices there are.
-        order = _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
-        rounded.append(_in_threads(partial(_in_turn, grid=grid, order=order), parts))
-        del order
-    moment = damped.astype(np.float32)
-    del damped
-    best = _in_threads(partial(_descended, grid=grid, moment=moment), parts, *rounded)
-    values, scales, zeros = (np.concatenate(own, 1) for own in zip(*best, strict=True))
+    found = _in_threads(partial(_in_turn, grid=grid, factor=_inverse_factor(moment)), parts)
+    if descends:
+        single = moment.astype(np.float32)
+        found = _in_threads(partial(_descended, grid=grid, moment=single), parts, found)
+    values, scales, zeros = (np.concatenate(own, 1) for own in zip(*found, strict=True))
     stored = np.ascontiguousarray(values.T).reshape(len(matrix), -1, grid.block)
     scales, zeros = (np.ascontiguousarray(x.T) for x in (scales, zeros))
     return quantised(grid, matrix.shape[1], stored, scales, zeros)
@@ -123,15 +106,12 @@ def _in_threads(function: Callable[..., Rounded], *parts: Sequence[object]) -> l
         return list(pool.map(function, *parts))
 
 
-def _descended(
-    matrix: Matrix, own_order: Rounded, by_size: Rounded, grid: Grid, moment: Matrix
-) -> Rounded:
-    """Return for each output the better of both, every value and scale at its best."""
-    first, second = (_Descent(matrix, grid, moment, *rounded) for rounded in (own_order, by_size))
-    first.take(second, second.errors() < first.errors())
+def _descended(matrix: Matrix, rounded: Rounded, grid: Grid, moment: Matrix) -> Rounded:
+    """Return the values and scales with each at its best."""
+    own = _Descent(matrix, grid, moment, *rounded)
     for _ in range(CYCLES):
-        first.cycle()
-    return first.values, first.scales, first.zeros
+        own.cycle()
+    return own.values, own.scales, own.zeros
 
 
 def _inputs_first(matrix: Matrix, grid: Grid) -> Matrix:
@@ -140,32 +120,22 @@ def _inputs_first(matrix: Matrix, grid: Grid) -> Matrix:
     return np.ascontiguousarray(rows.reshape(len(rows), -1).T)
 
 
-def _in_turn(matrix: Matrix, grid: Grid, order: _Order) -> Rounded:
-    """Round inputs in this order."""
-    places, factor = order.places, order.factor
-    weights = _inputs_first(matrix, grid)[places]
+def _in_turn(matrix: Matrix, grid: Grid, factor: Matrix) -> Rounded:
+    """Round inputs in their order; ``factor``: upper Cholesky factor of the inverse moment."""
+    weights = _inputs_first(matrix, grid)
     # What an error of an input costs when those after it have made up for it.
-    costs = np.empty(len(places), np.float32)
-    costs[places] = 1 / np.diag(factor) ** 2
-    cost = costs.reshape(-1, grid.block)
-    own = order.is_own
+    cost = (1 / np.diag(factor) ** 2).reshape(-1, grid.block)
     scales, zeros = np.empty((2, len(cost), len(matrix)), np.float32)
-    if not own:
-        scales[:], zeros[:] = (found.T for found in fit(in_blocks(matrix, grid), grid, cost))
     values = np.zeros(weights.shape, np.uint8)
     errors = np.empty((grid.block, len(matrix)), np.float32)
-    for start in range(0, len(places), grid.block):
+    for index, start in enumerate(range(0, len(weights), grid.block)):
         end = start + grid.block
-        if own:
-            # The corrections of all earlier blocks are in it now.
-            index = start // grid.block
-            block = np.ascontiguousarray(weights[start:end].T, np.float32)[:, None]
-            scales[index], zeros[index] = (x[:, 0] for x in fit(block, grid, cost[index]))
+        # The corrections of all earlier blocks are in it now.
+        block = np.ascontiguousarray(weights[start:end].T)[:, None]
+        scale, zero = (found[:, 0] for found in fit(block, grid, cost[index]))
+        scales[index], zeros[index] = scale, zero
         for offset, row in enumerate(range(start, end)):
-            index = places[row] // grid.block
-            scale, zero = scales[index], zeros[index]
-            found = round_to_grid(weights[row], scale, zero, grid.top)
-            values[places[row]] = found
+            values[row] = found = round_to_grid(weights[row], scale, zero, grid.top)
             errors[offset] = (weights[row] - (found - zero) * scale) / factor[row, row]
             weights[row:end] -= np.outer(factor[row, row:end], errors[offset])
         weights[end:] -= factor[start:end, end:].T @ errors
@@ -193,15 +163,6 @@ class _Descent:
         centred = values - np.repeat(zeros, grid.block, 0).astype(np.float32)
         stored = _inputs_first(matrix, grid)
         self._difference = centred * np.repeat(self.scales, grid.block, 0) - stored
-
-    def errors(self) -> Matrix:
-        """Mean squared error of each output, (N,)."""
-        return np.asarray((self.moment @ self._difference * self._difference).sum(0))
-
-    def take(self, other: _Descent, outputs: NDArray[np.bool_]) -> None:
-        """Have these outputs as the other one has them."""
-        for name in ("values", "scales", "zeros", "_difference"):
-            getattr(self, name)[:, outputs] = getattr(other, name)[:, outputs]
 
     def cycle(self) -> None:
         """Let every scale and every value go to its best, block by block."""
@@ -285,6 +246,10 @@ def for_inexact_inputs(matrix: Matrix, second_moment: Moment, errors: Moment) ->
     ridge = RIDGE * float(np.trace(second_moment)) / len(second_moment)
     if ridge == 0:
         return matrix
-    ridged = second_moment + ridge * np.eye(len(second_moment))
-    shift = np.linalg.solve(ridged, errors.T).T
-    return (matrix + matrix @ shift).astype(np.float32)
+    ridged = torch.from_numpy(second_moment + ridge * np.eye(len(second_moment)))
+    factor = torch.linalg.cholesky(ridged)
+    # Of fewer outputs than inputs, their own change is solved for.
+    few = len(matrix) < len(errors)
+    wanted = torch.from_numpy(matrix @ errors if few else errors)
+    change = torch.cholesky_solve(wanted.T, factor).T.numpy()
+    return (matrix + (change if few else matrix @ change)).astype(np.float32)

@@ -30,7 +30,7 @@ from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.system import memory
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
-COLUMNS = 1024
+COLUMNS = 512
 """Rows of a sum of products that are added at once."""
 
 FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
@@ -168,6 +168,7 @@ class SecondMoments:
     def __init__(self) -> None:
         self._sums: dict[str, NDArray[np.float64]] = {}
         self._counts: dict[str, int] = {}
+        self._halves: set[str] = set()
 
     def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
         """Add the rows of one value (..., K); y is x without another value."""
@@ -178,9 +179,14 @@ class SecondMoments:
             [block] = memory.blocks([8 * width**2])
             self._sums[name] = block.view(np.float64).reshape(width, width)
             self._counts[name] = 0
+            if other is None:  # symmetric: what is right of the diagonal is summed
+                self._halves.add(name)
         own = self._sums[name]
         for start in range(0, width, COLUMNS):
-            own[start : start + COLUMNS] += rows[:, start : start + COLUMNS].T @ others
+            first = start if name in self._halves else 0
+            own[start : start + COLUMNS, first:] += (
+                rows[:, start : start + COLUMNS].T @ others[:, first:]
+            )
         memory.release(own.ctypes.data, own.nbytes)
         self._counts[name] += len(rows)
 
@@ -188,6 +194,9 @@ class SecondMoments:
         """Return E[x y^T] by name; nothing may be added afterwards."""
         for name, own in self._sums.items():
             own /= self._counts[name]
+            for start in range(0, len(own), COLUMNS) if name in self._halves else ():
+                end = start + COLUMNS
+                own[end:, start:end] = own[start:end, end:].T
             memory.release(own.ctypes.data, own.nbytes)
         return self._sums
 
