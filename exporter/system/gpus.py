@@ -1,7 +1,10 @@
 """NVIDIA's GPUs by name: compute capability, size and bandwidth of the memory.
 
-Sizes are those that NVIDIA sells them by, in GB; bandwidth is in GB/s (10^9 bytes). A name without
-a size is the smallest memory sold under it, and ``orin-nano`` is the developer kit's.
+Sizes are in GB, bandwidth in GB/s (10^9 bytes); ``SOURCES`` says what each was compared with. A
+name without a size is the smallest memory sold under it. ``orin-nano`` is the developer kit's; both
+Orin Nanos are in a Super power mode, without which bandwidth is two thirds. Compute capabilities
+are NVIDIA's (developer.nvidia.com/cuda-gpus), or those of the architecture where that table leaves
+out a GPU.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from dataclasses import dataclass
 from linexport.errors import UsageError
 
 SOURCES = {
-    "data sheet": "NVIDIA's data sheet of the product",
-    "interface": "width of the memory interface times its data rate, both in NVIDIA's table of "
-    "specifications of the series",
-    "laptop": "width of the memory interface in NVIDIA's table of laptops, times the usual data "
-    "rate of its memory; a laptop's maker may build in a slower one",
+    "database": "TechPowerUp's GPU database of December 2025, which agrees within 1 %",
+    "laptop": "the same database; a laptop's maker may build in slower memory",
+    "data sheet": "NVIDIA's data sheet of the product, read in a transcript",
+    "report": "a table of others: Tom's Hardware for H20 and L2, Verda for B300 and GB300",
+    "quoted": "NVIDIA's figure as others quote it; the database differs by 2 to 14 %",
+    "interface": "width of the memory interface times its data rate; no page confirms it",
 }
 """Sources of bandwidths."""
 
@@ -41,13 +45,13 @@ class Gpu:
     sm: int
     memory: float
     bandwidth: float
-    source: str = "data sheet"
+    source: str = "database"
     aliases: tuple[str, ...] = ()
     unified: bool = False
 
 
 def _geforce(
-    sm: int, rows: dict[str, tuple[float, float]], source: str = "interface"
+    sm: int, rows: dict[str, tuple[float, float]], source: str = "database"
 ) -> tuple[Gpu, ...]:
     """Return GeForce GPUs from their memory and bandwidth by name."""
     return tuple(
@@ -160,6 +164,7 @@ GPUS: tuple[Gpu, ...] = (
         120,
         96,
         1597,
+        "quoted",
         aliases=("rtx-pro-6000-server",),
     ),
     Gpu(
@@ -184,12 +189,12 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("rtx-pro-4000-sff", "RTX PRO 4000 Blackwell SFF", 120, 24, 432),
     Gpu("rtx-pro-2000", "RTX PRO 2000 Blackwell", 120, 16, 288),
     Gpu("rtx6000-ada", "RTX 6000 Ada Generation", 89, 48, 960),
-    Gpu("rtx5880-ada", "RTX 5880 Ada Generation", 89, 48, 960),
+    Gpu("rtx5880-ada", "RTX 5880 Ada Generation", 89, 48, 960, "quoted"),
     Gpu("rtx5000-ada", "RTX 5000 Ada Generation", 89, 32, 576),
     Gpu("rtx4500-ada", "RTX 4500 Ada Generation", 89, 24, 432),
     Gpu("rtx4000-ada", "RTX 4000 Ada Generation", 89, 20, 360),
     Gpu("rtx4000-sff-ada", "RTX 4000 SFF Ada Generation", 89, 20, 280),
-    Gpu("rtx2000-ada", "RTX 2000 Ada Generation", 89, 16, 224),
+    Gpu("rtx2000-ada", "RTX 2000 Ada Generation", 89, 16, 224, "quoted"),
     Gpu("rtx-a6000", "RTX A6000", 86, 48, 768),
     Gpu("rtx-a5500", "RTX A5500", 86, 24, 768),
     Gpu("rtx-a5000", "RTX A5000", 86, 24, 768),
@@ -199,22 +204,22 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("rtx-a2000-12gb", "RTX A2000 12 GB", 86, 12, 288),
     Gpu("rtx-a1000", "RTX A1000", 86, 8, 192),
     Gpu("rtx-a400", "RTX A400", 86, 4, 96),
-    Gpu("gb300", "GB300", 103, 279, 8000),
-    Gpu("b300", "B300", 103, 270, 8000),
-    Gpu("gb200", "GB200", 100, 186, 8000),
-    Gpu("b200", "B200", 100, 180, 8000),
-    Gpu("gh200-96gb", "GH200 96 GB", 90, 96, 4000, aliases=("gh200",)),
-    Gpu("gh200-144gb", "GH200 144 GB", 90, 144, 4900),
-    Gpu("h200", "H200", 90, 141, 4800),
-    Gpu("h20", "H20", 90, 96, 4000),
-    Gpu("h100-nvl", "H100 NVL", 90, 94, 3900),
-    Gpu("h100-pcie", "H100 PCIe", 90, 80, 2000),
+    Gpu("gb300", "GB300", 103, 279, 8000, "report"),
+    Gpu("b300", "B300", 103, 270, 7700, "report"),
+    Gpu("gb200", "GB200", 100, 186, 8000, "data sheet"),
+    Gpu("b200", "B200", 100, 180, 7700, "data sheet"),
+    Gpu("gh200-96gb", "GH200 96 GB", 90, 96, 4000, "data sheet", aliases=("gh200",)),
+    Gpu("gh200-144gb", "GH200 144 GB", 90, 144, 4900, "data sheet"),
+    Gpu("h200", "H200", 90, 141, 4800, "quoted"),
+    Gpu("h20", "H20", 90, 96, 4000, "report"),
+    Gpu("h100-nvl", "H100 NVL", 90, 94, 3938),
+    Gpu("h100-pcie", "H100 PCIe", 90, 80, 2039),
     Gpu("h100-sxm", "H100 SXM", 90, 80, 3350, aliases=("h100",)),
     Gpu("l40s", "L40S", 89, 48, 864),
     Gpu("l40", "L40", 89, 48, 864),
     Gpu("l20", "L20", 89, 48, 864),
     Gpu("l4", "L4", 89, 24, 300),
-    Gpu("l2", "L2", 89, 24, 300),
+    Gpu("l2", "L2", 89, 24, 300, "report"),
     Gpu("a100-40gb", "A100 40 GB", 80, 40, 1555, aliases=("a100",)),
     Gpu("a100-80gb-pcie", "A100 80 GB PCIe", 80, 80, 1935, aliases=("a100-pcie",)),
     Gpu("a100-80gb-sxm", "A100 80 GB SXM", 80, 80, 2039, aliases=("a100-sxm", "a100-80gb")),
@@ -241,7 +246,7 @@ GPUS: tuple[Gpu, ...] = (
         aliases=("orin", "orin-nano-8gb", "orin-nano-super"),
         unified=True,
     ),
-    Gpu("orin-nano-4gb", "Jetson Orin Nano Super 4 GB", 87, 4, 51, unified=True),
+    Gpu("orin-nano-4gb", "Jetson Orin Nano Super 4 GB", 87, 4, 51, "interface", unified=True),
     Gpu("dgx-spark", "DGX Spark", 121, 128, 273, aliases=("spark", "gb10"), unified=True),
 )
 
