@@ -28,7 +28,11 @@ from linexport.system.json_object import JsonObject
 SINKS = "sinks"
 """Option of such forms: the first tokens, which remain exact."""
 
-_NAME = re.compile(r"window(\d+)\+(.+)")
+MOST_TOKENS = 65_536
+"""Widest window: all its keys are rows of a state."""
+
+_NAME = re.compile(r"window([0-9]{1,9})\+(.+)")
+_LIKE = re.compile(r"window([-+.0-9].*)?")
 
 _TRIED = torch.linspace(-6.0, 6.0, 49, dtype=torch.float64)
 """Gains that are tried, as distances from that with which both parts weigh the same on average."""
@@ -38,15 +42,17 @@ def split_name(name: str) -> tuple[int | None, str]:
     """Return the window of a name such as ``window64+elu1``, None without one, and the map.
 
     Raises:
-        UsageError: a window of no tokens.
+        UsageError: a window of no tokens or too many, or one without a map for older tokens.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    if not _LIKE.fullmatch(name):
         return None, name
-    window = int(found[1])
-    if window < 1:
-        raise UsageError(f"The map {name!r} has a window of 0 tokens; expected at least 1.")
-    return window, found[2]
+    found = _NAME.fullmatch(name)
+    if found is None or _LIKE.fullmatch(found[2]) or not 1 <= int(found[1]) <= MOST_TOKENS:
+        raise UsageError(
+            f"Unknown map {name!r}; expected windowN+MAP, with N from 1 to {MOST_TOKENS:,} tokens "
+            "and a map for older ones, such as window64+elu1."
+        )
+    return int(found[1]), found[2]
 
 
 def joined_name(window: int | None, kind: str) -> str:

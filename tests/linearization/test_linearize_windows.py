@@ -183,7 +183,14 @@ def test_a_stack_keeps_its_class_and_its_checkpoint_has_windows(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("window0+elu1", {}, "window of 0 tokens"),
+        ("window0+elu1", {}, r"'window0\+elu1'; expected windowN\+MAP, with N from 1"),
+        ("window-3+elu1", {}, r"'window-3\+elu1'; expected windowN\+MAP"),
+        ("window4", {}, r"'window4'; expected windowN\+MAP"),
+        ("window4+", {}, r"expected windowN\+MAP"),
+        ("window+elu1", {}, r"expected windowN\+MAP"),
+        ("window4+window2+elu1", {}, r"expected windowN\+MAP"),
+        ("window65537+elu1", {}, "to 65,536 tokens"),
+        (f"window{'9' * 5000}+elu1", {}, "to 65,536 tokens"),
         ("window4+elu2", {}, "Unknown feature map 'elu2'"),
         ("window4+trigonometric", {}, "kernel that can be negative"),
         ("window4+elu1", {"sinks": -1}, "sinks is -1"),
