@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from linexport.planning.estimate import DevicePlan
 
+MOST_TOKENS, MOST_SEQUENCES, MOST_GB = 10**9, 10**6, 1e6
+"""Limits far beyond any model and device, within which sizes of a graph are 64-bit integers."""
+
 NOT_YET = "*"
 """Mark of weights that convert does not write for a target."""
 
@@ -32,6 +35,7 @@ def plan(
         int,
         typer.Option(
             min=1,
+            max=MOST_TOKENS,
             help="Tokens of a sequence, prompt and answer together.",
             rich_help_panel=Panel.COMMON,
         ),
@@ -46,18 +50,25 @@ def plan(
         ),
     ] = None,
     batch: Annotated[
-        int, typer.Option(min=1, help="Sequences at once.", rich_help_panel=Panel.COMMON)
+        int,
+        typer.Option(
+            min=1, max=MOST_SEQUENCES, help="Sequences at once.", rich_help_panel=Panel.COMMON
+        ),
     ] = 1,
     memory: Annotated[
         float | None,
         typer.Option(
-            min=0.1, help="GiB of memory, in place of the device's.", rich_help_panel=Panel.COMMON
+            min=0.1,
+            max=MOST_GB,
+            help="GiB of memory, in place of the device's.",
+            rich_help_panel=Panel.COMMON,
         ),
     ] = None,
     bandwidth: Annotated[
         float | None,
         typer.Option(
             min=0.1,
+            max=MOST_GB,
             help="GB/s of its memory, in place of the device's.",
             rich_help_panel=Panel.COMMON,
         ),

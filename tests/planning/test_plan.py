@@ -203,6 +203,10 @@ def test_json_has_every_figure(exact: Path, cli: Callable[..., Any]) -> None:
         ((), "--device"),
         (("--memory", 8), "--bandwidth"),
         (("--device", "l4", "--context", 0), "context"),
+        (("--device", "l4", "--context", 10**27), "1000000000"),
+        (("--device", "l4", "--batch", 10**7), "1000000"),
+        (("--device", "l4", "--memory", "inf"), "1000000"),
+        (("--memory", 8, "--bandwidth", "inf"), "1000000"),
     ],
 )
 def test_bad_input_says_what_is_expected(
