@@ -71,15 +71,21 @@ def _adapter() -> TypeAdapter[Manifest]:
 def _first(errors: Iterable[Any]) -> str:
     """The first problem: its JSON path, what was found there and what was expected."""
     first, *others = errors
+    if first["type"] == "missing":
+        return f"{_path(first['loc'])} is missing. Convert the model again."
     place, expected = list(first["loc"]), [first["msg"]]
     # Each member of a union reports an error of its own, under its own name.
     for other in others:
         if other["loc"][:-1] == first["loc"][:-1] and other["input"] == first["input"]:
             place = list(first["loc"][:-1])
             expected.append(other["msg"])
-    path = "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
     types = " or ".join(m.removeprefix("Input should be ") for m in expected)
-    return f"{path} is {_shown(first['input'])}; expected {types}. Convert the model again."
+    found = _shown(first["input"])
+    return f"{_path(place)} is {found}; expected {types}. Convert the model again."
+
+
+def _path(place: Iterable[int | str]) -> str:
+    return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
 
 
 def _shown(value: object) -> str:

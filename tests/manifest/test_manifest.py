@@ -84,6 +84,22 @@ def test_the_error_names_place_found_and_expected(
 
 
 @pytest.mark.parametrize(
+    ("key", "left", "words"),
+    [
+        ("target", None, r"\$\.target is missing\. Convert"),
+        ("quantisation", {"weights": "int4"}, r"\$\.quantisation\.\w+ is missing\. Convert"),
+    ],
+)
+def test_the_error_names_what_is_missing(
+    sample_manifest: Manifest, key: str, left: object, words: str
+) -> None:
+    content = to_json(sample_manifest)
+    del content[key]
+    with pytest.raises(UsageError, match=words):
+        from_json(content if left is None else {**content, key: left}, "a/manifest.json")
+
+
+@pytest.mark.parametrize(
     ("damaged", "words"),
     [
         ("[" * 100_000, "nested too deeply"),
