@@ -222,7 +222,8 @@ def _joined(weights: Sequence[PlannedWeight], path: Path) -> tuple[PlannedWeight
 
     Args:
         weights: of a graph, whose float32 file may have such values twice.
-        path: its file, from which a few rows of either are compared.
+        path: its file, from which a few rows of either are compared. Those in fewer bits are not:
+            quantising has joined what is equal.
     """
     products = {(w.outputs, w.inputs): w for w in weights if w.role == "product"}
     pairs = [(w, products.get((w.outputs, w.inputs))) for w in weights if w.role == "table"]
@@ -230,6 +231,7 @@ def _joined(weights: Sequence[PlannedWeight], path: Path) -> tuple[PlannedWeight
         return tuple(weights)
     model, values = external_data.read_mapped(path)
     inside = {t.name: t for t in model.graph.initializer if t.name not in values}
+    stored = inside.keys() | values.keys()
 
     def rows(weight: PlannedWeight) -> NDArray:
         found = values.get(weight.name)
@@ -240,7 +242,9 @@ def _joined(weights: Sequence[PlannedWeight], path: Path) -> tuple[PlannedWeight
     twice = {
         product.name: table
         for table, product in pairs
-        if product is not None and np.array_equal(rows(table), rows(product))
+        if product is not None
+        and {table.name, product.name} <= stored
+        and np.array_equal(rows(table), rows(product))
     }
     tables = {table.name for table in twice.values()}
     kept = (w for w in weights if w.name not in tables)

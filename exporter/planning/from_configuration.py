@@ -16,8 +16,9 @@ from linexport.errors import EnvironmentProblemError, LinexportError
 from linexport.models import flash_linear_attention
 from linexport.planning.planned_model import PlannedModel
 from linexport.planning.weights import PlannedWeight, Role
+from linexport.sources.diffusers import folder as diffusers
 from linexport.sources.files import first_line, refuse
-from linexport.sources.hugging_face.folder import CONFIG, read_config
+from linexport.sources.hugging_face.folder import CONFIG, read_config, read_json
 from linexport.sources.hugging_face.pretrained import quiet, without_weights
 from linexport.system.untyped import LibraryObject
 
@@ -40,6 +41,12 @@ def planned(folder: Path) -> PlannedModel:
         UnsupportedModelError: transformers does not build the model, or it cannot be run on shapes.
         EnvironmentProblemError: PyTorch or transformers is not installed.
     """
+    if diffusers.NAME in read_json(folder / CONFIG):
+        raise refuse(
+            folder / CONFIG,
+            "a configuration of diffusers, of which only converted models are planned",
+            "convert it, and plan with the artifact",
+        )
     config = read_config(folder, False)
     if config["model_type"] in flash_linear_attention.layouts():
         raise refuse(

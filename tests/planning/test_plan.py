@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
+from torch import nn
 
 import linexport
 from linexport import planning
@@ -40,6 +42,16 @@ def test_sizes_are_those_that_quantize_writes(
     assert size(after.weights, "float32") == size(before.weights, "float32")
     table = 4 * 256 * 32
     assert before.stored_bytes == pytest.approx(size(before.weights, "float32") + table, rel=0.02)
+
+
+def test_a_quantised_table_and_head_that_are_not_tied_are_two_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 256)).eval()
+    example = torch.zeros(2, 9, dtype=torch.long)
+    linexport.convert((module, (example,)), tmp_path / "int8", weights="int8", bench=False)
+    found = planned(tmp_path / "int8")
+    assert sorted(w.role for w in found.weights) == ["other", "product", "table"]
+    assert found.stored_bytes == pytest.approx(size(found.weights, "int8"), rel=0.02)
 
 
 def test_states_are_those_of_a_stream(exact: Path) -> None:
@@ -219,6 +231,9 @@ def test_bad_input_says_what_is_expected(
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path, cli: Callable[..., Any]) -> None:
     done = cli("plan", tmp_path, "--device", "l4", "--context", 100)
     assert done.code == 2 and "config.json" in done.err
+    (tmp_path / "config.json").write_text('{"_class_name": "SanaTransformer2DModel"}')
+    done = cli("plan", tmp_path, "--device", "l4", "--context", 100)
+    assert done.code == 4 and "plan with the artifact" in done.err
     (tmp_path / "config.json").write_text("[")
     done = cli("plan", tmp_path, "--device", "l4", "--context", 100)
     assert done.code == 2 and "Traceback" not in done.err
