@@ -17,7 +17,13 @@ from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge_forms
 from linexport.linearization.locality import LOCAL
 from linexport.linearization.samples import SiteSamples
-from linexport.linearization.window_forms import SINKS, WindowForm, joined_name, split_name
+from linexport.linearization.window_forms import (
+    MOST_TOKENS,
+    SINKS,
+    WindowForm,
+    joined_name,
+    split_name,
+)
 from linexport.models import feature_maps
 from linexport.system.json_object import JsonObject
 
@@ -223,8 +229,9 @@ def _sinks(options: JsonObject) -> int:
         UsageError: it is not one.
     """
     found = options.pop(SINKS, 0)
-    if type(found) is not int or found < 0:
+    if type(found) is not int or not 0 <= found <= MOST_TOKENS:
         raise UsageError(
-            f"The option {SINKS} is {found!r}; expected a number of tokens, 0 or more."
+            f"The option {SINKS} is {found!r}; expected a number of tokens from 0 to "
+            f"{MOST_TOKENS:,}."
         )
     return found

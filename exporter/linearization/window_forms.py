@@ -29,7 +29,7 @@ SINKS = "sinks"
 """Option of such forms: the first tokens, which remain exact."""
 
 MOST_TOKENS = 65_536
-"""Widest window: all its keys are rows of a state."""
+"""Widest window, and most first tokens: all these keys are rows of states."""
 
 _NAME = re.compile(r"window([0-9]{1,9})\+(.+)")
 _LIKE = re.compile(r"window([-+.0-9].*)?")

@@ -194,6 +194,7 @@ def test_a_stack_keeps_its_class_and_its_checkpoint_has_windows(tmp_path: Path) 
         ("window4+elu2", {}, "Unknown feature map 'elu2'"),
         ("window4+trigonometric", {}, "kernel that can be negative"),
         ("window4+elu1", {"sinks": -1}, "sinks is -1"),
+        ("window4+elu1", {"sinks": 10**6}, "sinks is 1000000; expected a .* from 0 to 65,536"),
         ("elu1", {"sinks": 1}, "unknown key 'sinks'"),
         ("window4+elu1", {"features": 3}, "unknown key 'features'"),
     ],
