@@ -52,11 +52,13 @@ def save(form: str, sizes: argparse.Namespace, folder: Path) -> Path:
                 "w": rng.integers(0, 256, (*rows, block * bits // 8), np.uint8),
                 "s": rng.uniform(0.001, 0.01, rows).astype(np.float32),
             }
+            if bits == 8:  # as artifacts have them
+                arrays["z"] = rng.integers(0, 256, rows, np.uint8)
             own = form.endswith("library")
             nodes.append(
                 helper.make_node(
                     OP,
-                    ["x", f"w{layer}", f"s{layer}"],
+                    ["x", *(f"{name}{layer}" for name in arrays)],
                     [f"y{layer}"],
                     domain=FUSED_DOMAIN if own else MICROSOFT,
                     **{"K": width, "N": outputs, "bits": bits, "block_size": block},

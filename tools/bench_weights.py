@@ -160,18 +160,21 @@ def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) 
         t.name: values[t.name] if t.name in values else numpy_helper.to_array(t)
         for t in floating_weights(model)
     }
-    chosen = {}
+    chosen, random = {}, np.random.default_rng(0)
     for weight in (*find(model, floats)[0], *find_experts(model, floats, True)[0]):
         own = max(bits, TABLE_BITS) if weight.is_table else bits
-        made = random_weights(weight.outputs, weight.inputs, grid_of(weight, own))
+        made = random_weights(weight.outputs, weight.inputs, grid_of(weight, own), random)
         chosen[weight.name] = Chosen(weight, made, "none")
     return quantised_model(model, chosen)
 
 
-def random_weights(outputs: int, inputs: int, grid: Grid) -> Quantised:
-    """Return a matrix of random values about zero, of variance 1 / inputs."""
+def random_weights(outputs: int, inputs: int, grid: Grid, random: np.random.Generator) -> Quantised:
+    """Return a matrix of random values about zero, of variance 1 / inputs.
+
+    ONNX Runtime has equal matrices once, and a cache holds them: each is drawn anew.
+    """
     shape = outputs, grid.blocks(inputs), grid.block
-    values = np.random.default_rng(0).integers(grid.top + 1, size=shape, dtype=np.uint8)
+    values = random.integers(grid.top + 1, size=shape, dtype=np.uint8)
     scales = np.full(shape[:2], (12 / inputs) ** 0.5 / grid.top, np.float32)
     zeros = np.full(shape[:2], (grid.top + 1) // 2, np.uint8)
     return Quantised(grid, inputs, values, scales, zeros)
@@ -214,7 +217,7 @@ def products(
     Only the shapes of the results are outputs. Small weights stay in float32, as in an artifact.
     """
     info = helper.make_tensor_value_info
-    nodes, initializers = [], []
+    nodes, initializers, random = [], [], np.random.default_rng(1)
     given = {f"x{t}_{w.shape[1]}": np.ones((1, t, w.shape[1]), np.float32) for w, t in weights}
     for i, (weight, tokens) in enumerate(weights):
         outputs, inputs = weight.shape
@@ -224,7 +227,7 @@ def products(
             nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"y{i}"]))
         else:
             grid = Grid(bits, BLOCK, symmetric=bits == BITS["int4"])
-            arrays = random_weights(outputs, inputs, grid).packed()
+            arrays = random_weights(outputs, inputs, grid, random).packed()
             for part, array in arrays.items():
                 initializers.append(numpy_helper.from_array(array, f"{part}{i}"))
             nodes.append(

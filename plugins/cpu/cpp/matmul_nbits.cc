@@ -116,9 +116,10 @@ class MatMulNBitsKernel : public Kernel {
     const int64_t count = m.tokens * CHOOSE(step_count(m));
     const int64_t rounded = layout.take((m.tokens * CHOOSE(rounded_bytes(m)) + 3) / 4);
     const int64_t steps = layout.take(count), offsets = layout.take(count);
+    const int64_t sums = layout.take(m.tokens * CHOOSE(sum_count(m)));
     float* own = aligned(kept, layout.floats);
     m.rounded = reinterpret_cast<int8_t*>(own + rounded);
-    m.steps = own + steps, m.offsets = reinterpret_cast<int32_t*>(own + offsets);
+    m.steps = own + steps, m.offsets = reinterpret_cast<int32_t*>(own + offsets), m.sums = own + sums;
     Division(m.tokens, 1, m.tokens * m.width * kRounding, threads_)
         .run(call, [&](const Part& part) { CHOOSE(round_tokens(m, part)); }, Subnormals::kKept);
     Division(CHOOSE(row_groups(m)), 1, m.tokens * m.width * m.outputs, threads_)

@@ -27,6 +27,7 @@ struct MatMulNBits {
   int8_t* rounded = nullptr;
   float* steps = nullptr;
   int32_t* offsets = nullptr;
+  float* sums = nullptr;
 
   int64_t row_bytes() const { return blocks * block * bits / 8; }
   int64_t zero_bytes() const { return (blocks * bits + 7) / 8; }

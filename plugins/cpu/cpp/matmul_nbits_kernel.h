@@ -2,7 +2,8 @@
 //
 //   y_tn = sum_b step_tb scale_nb (sum_i q_ti w_ni - zero_nb sum_i q_ti),  x_ti ~ step_tb q_ti,  i in block b
 //
-// The second sum is known once a token is rounded. An instruction multiplies four neighbouring bytes of each lane and
+// The second sum is known once a token is rounded. Of few tokens it is multiplied with the middle of the range as an
+// integer, and with what a zero point differs from that at the end of a row. An instruction multiplies four neighbouring bytes of each lane and
 // adds them to the lane: the four are a group. Of four bits a weight, a byte has two neighbours: lower halves of the
 // bytes are even elements and upper halves odd ones, so even and odd elements of a token are kept apart.
 //
@@ -40,14 +41,18 @@ INLINE Integers add_product(Integers sum, Integers x, Integers y) {
   return (Integers)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)y);
 }
 INLINE Vector to_floats(Integers x) { return _mm512_cvtepi32_ps((__m512i)x); }
+// Bytes, and halves of bytes, as integers.
+INLINE Integers widened8(const uint8_t* p) { return (Integers)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE Integers widened4(const uint8_t* p) {
+  const __m512i pairs = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return (Integers)_mm512_or_si512(_mm512_and_si512(pairs, _mm512_set1_epi64(15)), _mm512_slli_epi64(_mm512_srli_epi64(pairs, 4), 32));
+}
 INLINE Integers to_integers(Vector x) { return (Integers)_mm512_cvtps_epi32(x); }
 INLINE Vector taken(Vector x, Integers places) { return _mm512_permutexvar_ps((__m512i)places, x); }
-INLINE Integers taken(Integers x, Integers places) { return (Integers)_mm512_permutexvar_epi32((__m512i)places, (__m512i)x); }
 INLINE float total_of(Vector x) { return _mm512_reduce_add_ps(x); }
 typedef __mmask16 Mask;
 INLINE Mask first_lanes(int64_t count) { return count >= kLanes ? 0xffff : (1u << count) - 1; }
 INLINE Vector load_some(const float* p, Mask some) { return _mm512_maskz_loadu_ps(some, p); }
-INLINE Integers load_some(const int32_t* p, Mask some) { return (Integers)_mm512_maskz_loadu_epi32(some, p); }
 INLINE void store_bytes(int8_t* p, Integers x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x)); }
 // The first `left` bytes, zeros behind them; nothing behind them is read.
 INLINE Bytes load_bytes(const uint8_t* p, int64_t left) {
@@ -77,9 +82,15 @@ INLINE Integers add_product(Integers sum, Integers x, Integers y) {
   return sum + (Integers)_mm256_madd_epi16((__m256i)x, (__m256i)y);
 }
 INLINE Vector to_floats(Integers x) { return _mm256_cvtepi32_ps((__m256i)x); }
+INLINE Integers widened8(const uint8_t* p) { return (Integers)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+INLINE Integers widened4(const uint8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  const __m256i pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+  return (Integers)_mm256_or_si256(_mm256_and_si256(pairs, _mm256_set1_epi64x(15)), _mm256_slli_epi64(_mm256_srli_epi64(pairs, 4), 32));
+}
 INLINE Integers to_integers(Vector x) { return (Integers)_mm256_cvtps_epi32(x); }
 INLINE Vector taken(Vector x, Integers places) { return _mm256_permutevar8x32_ps(x, (__m256i)places); }
-INLINE Integers taken(Integers x, Integers places) { return (Integers)_mm256_permutevar8x32_epi32((__m256i)x, (__m256i)places); }
 INLINE float total_of(Vector x) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -88,7 +99,6 @@ INLINE float total_of(Vector x) {
 typedef __m256i Mask;
 INLINE Mask first_lanes(int64_t count) { return (__m256i)(lane() < static_cast<int32_t>(count < kLanes ? count : kLanes)); }
 INLINE Vector load_some(const float* p, Mask some) { return _mm256_maskload_ps(p, some); }
-INLINE Integers load_some(const int32_t* p, Mask some) { return (Integers)_mm256_maskload_epi32(p, some); }
 INLINE void store_bytes(int8_t* p, Integers x) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
@@ -122,13 +132,10 @@ INLINE int zero_point(const MatMulNBits& m, int64_t row, int64_t b) {
 INLINE int64_t pieces(const MatMulNBits& m) { return (m.row_bytes() + kBytes - 1) / kBytes; }
 static bool few(const MatMulNBits& m) { return m.tokens <= (kLanes == 16 ? 12 : 6); }
 
-// Numbers of a row's zero points: of four bits one more where there are odd ones.
-static int64_t zero_count(const MatMulNBits& m) { return m.blocks + m.blocks % 2; }
-typedef uint64_t Pair __attribute__((aligned(4), may_alias));
-
 // Numbers that a token has of each kind: of bytes, steps and offsets.
 static int64_t rounded_bytes(const MatMulNBits& m) { return few(m) ? pieces(m) * kBytes * (8 / m.bits) : m.blocks * m.block; }
 static int64_t step_count(const MatMulNBits& m) { return few(m) ? pieces(m) * kLanes : m.blocks; }
+static int64_t sum_count(const MatMulNBits& m) { return few(m) && m.zero_points ? m.blocks : 0; }
 
 // Round a block to integers of -127 to 127, and return its step; others behind the last element are 0. A block with a
 // number that is infinite or none has a step that is none.
@@ -190,12 +197,13 @@ static void round_for_few(const MatMulNBits& m, int64_t t) {
     const int64_t start = b * m.block, left = m.width - start;
     const float step = round_block(m.x + t * m.width + start, left < m.block ? left : m.block, m.block, rounded);
     for (int64_t l = 0; l < lanes; ++l) steps[b * lanes + l] = step;
+    if (m.zero_points) m.sums[t * m.blocks + b] = step * sum_of(rounded, m.block);
     for (int64_t i = 0; i < bytes; i += kBytes) {
       const int64_t at = b * bytes + i, some = bytes - i < kBytes ? bytes - i : kBytes;
       place<kBits>(rounded + i * kParts, some * kParts, to + at / kBytes * kBytes * kParts + at % kBytes, kBytes);
     }
   }
-  const Integers weight = all_integers(m.zero_points ? -1 : -kZero<kBits>);
+  const Integers weight = all_integers(-kZero<kBits>);
   for (int64_t c = 0; c < count; ++c) {
     Integers total = {};
     for (int part = 0; part < kParts; ++part) total = dot<4>(total, all_bytes(1), load_bytes(to + (c * kParts + part) * kBytes));
@@ -231,7 +239,6 @@ template <int kRows, int kTokens>
 struct Read {
   const uint8_t* weights[kRows];
   const float* scales[kRows];
-  const int32_t* zeros[kRows];
   const int8_t* rounded[kTokens];
   const float* steps[kTokens];
   const int32_t* offsets[kTokens];
@@ -239,13 +246,12 @@ struct Read {
 };
 
 // Add the products of one vector of the rows' bytes; of the last one `left` bytes are there.
-template <int kBits, bool kZeros, bool kCut, int kRows, int kTokens>
+template <int kBits, bool kCut, int kRows, int kTokens>
 INLINE void add_piece(Vector (&total)[kRows][kTokens], const Read<kRows, kTokens>& own, const LaneBlocks& blocks, int64_t c, Mask some, int64_t left) {
   constexpr int kParts = 8 / kBits;
   const int64_t first = c * kLanes >> blocks.shift;
   Bytes part[kRows][2];
   Vector scale[kRows];
-  Integers zero[kRows];
   UNROLL for (int r = 0; r < kRows; ++r) {
     const uint8_t* at = own.weights[r] + c * kBytes;
     // In the order of memory, which is read fastest so, a group of rows ahead: as near as it fits.
@@ -254,7 +260,6 @@ INLINE void add_piece(Vector (&total)[kRows][kTokens], const Read<kRows, kTokens
     const Bytes w = kCut ? load_bytes(at, left) : load_bytes(at);
     part[r][0] = kBits == 4 ? low_halves(w) : shifted8(w), part[r][1] = kBits == 4 ? high_halves(w) : w;
     scale[r] = taken(load_some(own.scales[r] + first, some), blocks.place);
-    if (kZeros) zero[r] = taken(load_some(own.zeros[r] + first, some), blocks.place);
   }
   UNROLL for (int t = 0; t < kTokens; ++t) {
     const Integers offset = load_integers(own.offsets[t] + c * kLanes);
@@ -262,22 +267,44 @@ INLINE void add_piece(Vector (&total)[kRows][kTokens], const Read<kRows, kTokens
     Bytes given[kParts];
     UNROLL for (int p = 0; p < kParts; ++p) given[p] = load_bytes(own.rounded[t] + (c * kParts + p) * kBytes);
     UNROLL for (int r = 0; r < kRows; ++r) {
-      Integers sum = kZeros ? add_product(Integers{}, zero[r], offset) : offset;
+      Integers sum = offset;
       UNROLL for (int p = 0; p < kParts; ++p) sum = dot<kBits>(sum, part[r][p], given[p]);
       total[r][t] += to_floats(sum) * (scale[r] * step);
     }
   }
 }
 
+// What the zero points of a row's blocks from `b` on differ from the middle; nothing behind them is read.
+template <int kBits>
+INLINE Integers zeros_of(const MatMulNBits& m, int64_t row, int64_t b) {
+  constexpr int kRead = kLanes * kBits / 8;
+  const uint8_t* own = m.zero_points + row * m.zero_bytes() + b * kBits / 8;
+  const int64_t left = m.zero_bytes() - b * kBits / 8;
+  uint8_t part[kRead] = {};
+  if (left < kRead) std::memcpy(part, own, left), own = part;
+  return (kBits == 4 ? widened4(own) : widened8(own)) - all_integers(1 << (kBits - 1));
+}
+
+// The products of those with the sums of the tokens' blocks.
+template <int kBits, int kRows, int kTokens>
+INLINE void add_zeros(Vector (&total)[kRows][kTokens], const MatMulNBits& m, int64_t row, int64_t token) {
+  for (int64_t b = 0; b < m.blocks; b += kLanes) {
+    const Mask some = first_lanes(m.blocks - b);
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      const Vector zero = to_floats(zeros_of<kBits>(m, row + r, b)) * load_some(m.scales + (row + r) * m.blocks + b, some);
+      UNROLL for (int t = 0; t < kTokens; ++t) total[r][t] -= zero * load_some(m.sums + (token + t) * m.blocks + b, some);
+    }
+  }
+}
+
 // The products of kRows rows from `row` on with kTokens tokens from `token` on.
 template <int kBits, bool kZeros, int kRows, int kTokens>
-static void few_products(const MatMulNBits& m, const LaneBlocks& blocks, int64_t row, int64_t token, const int32_t* zeros) {
+static void few_products(const MatMulNBits& m, const LaneBlocks& blocks, int64_t row, int64_t token) {
   const int64_t bytes = m.row_bytes(), count = pieces(m), whole = bytes / kBytes;
   Read<kRows, kTokens> own;
   own.ahead = kRows * bytes;
   UNROLL for (int r = 0; r < kRows; ++r) {
     own.weights[r] = m.weights + (row + r) * bytes, own.scales[r] = m.scales + (row + r) * m.blocks;
-    own.zeros[r] = zeros + r * zero_count(m);
   }
   UNROLL for (int t = 0; t < kTokens; ++t) {
     own.rounded[t] = m.rounded + (token + t) * rounded_bytes(m);
@@ -285,41 +312,31 @@ static void few_products(const MatMulNBits& m, const LaneBlocks& blocks, int64_t
   }
   Vector total[kRows][kTokens] = {};
   const Mask some = first_lanes(blocks.count);
-  for (int64_t c = 0; c < whole; ++c) add_piece<kBits, kZeros, false>(total, own, blocks, c, some, kBytes);
+  for (int64_t c = 0; c < whole; ++c) add_piece<kBits, false>(total, own, blocks, c, some, kBytes);
   if (whole < count) {
     const Mask last = first_lanes(m.blocks - (whole * kLanes >> blocks.shift));
-    add_piece<kBits, kZeros, true>(total, own, blocks, whole, last, bytes - whole * kBytes);
+    add_piece<kBits, true>(total, own, blocks, whole, last, bytes - whole * kBytes);
   }
+  if (kZeros) add_zeros<kBits>(total, m, row, token);
   UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int t = 0; t < kTokens; ++t)
     m.y[(token + t) * m.outputs + row + r] = total_of(total[r][t]) + (m.bias ? m.bias[row + r] : 0);
 }
 
-// The zero points of a row, as one factor of add_product.
-template <int kBits>
-INLINE void open_zeros(const MatMulNBits& m, int64_t row, int32_t* zeros) {
-  const uint8_t* own = m.zero_points + row * m.zero_bytes();
-  for (int64_t i = 0; i < m.zero_bytes(); ++i) {
-    if (kBits == 4) reinterpret_cast<Pair*>(zeros)[i] = (own[i] & 15) | static_cast<uint64_t>(own[i] >> 4) << 32;
-    else zeros[i] = (own[i] - kShift8) & 0xffff;
-  }
-}
-
 // All tokens with kRows rows.
 template <int kBits, bool kZeros, int kRows>
-static void few_rows(const MatMulNBits& m, const LaneBlocks& blocks, int64_t row, int32_t* zeros) {
-  if (kZeros) UNROLL for (int r = 0; r < kRows; ++r) open_zeros<kBits>(m, row + r, zeros + r * zero_count(m));
+static void few_rows(const MatMulNBits& m, const LaneBlocks& blocks, int64_t row) {
   int64_t t = 0;
-  for (; t + kFewTokens <= m.tokens; t += kFewTokens) few_products<kBits, kZeros, kRows, kFewTokens>(m, blocks, row, t, zeros);
-  for (; t + 2 <= m.tokens; t += 2) few_products<kBits, kZeros, kRows, 2>(m, blocks, row, t, zeros);
-  if (t < m.tokens) few_products<kBits, kZeros, kRows, 1>(m, blocks, row, t, zeros);
+  for (; t + kFewTokens <= m.tokens; t += kFewTokens) few_products<kBits, kZeros, kRows, kFewTokens>(m, blocks, row, t);
+  for (; t + 2 <= m.tokens; t += 2) few_products<kBits, kZeros, kRows, 2>(m, blocks, row, t);
+  if (t < m.tokens) few_products<kBits, kZeros, kRows, 1>(m, blocks, row, t);
 }
 
 template <int kBits, bool kZeros>
-static void multiply_few(const MatMulNBits& m, const Part& part, int32_t* zeros) {
+static void multiply_few(const MatMulNBits& m, const Part& part) {
   const LaneBlocks blocks = lane_blocks(m);
   int64_t row = part.first_stream;
-  for (; row + kRowsAtOnce <= part.last_stream; row += kRowsAtOnce) few_rows<kBits, kZeros, kRowsAtOnce>(m, blocks, row, zeros);
-  for (; row < part.last_stream; ++row) few_rows<kBits, kZeros, 1>(m, blocks, row, zeros);
+  for (; row + kRowsAtOnce <= part.last_stream; row += kRowsAtOnce) few_rows<kBits, kZeros, kRowsAtOnce>(m, blocks, row);
+  for (; row < part.last_stream; ++row) few_rows<kBits, kZeros, 1>(m, blocks, row);
 }
 
 // The weights of a panel's rows in a slice of the width, transposed, with their scales and zero points.
@@ -442,12 +459,12 @@ static int64_t row_groups(const MatMulNBits& m) {
   return few(m) ? m.outputs : (m.outputs + kPanel - 1) / kPanel;
 }
 static int64_t memory_floats(const MatMulNBits& m) {
-  return few(m) ? kRowsAtOnce * zero_count(m) : static_cast<int64_t>(sizeof(Panel) / sizeof(float));
+  return few(m) ? 0 : static_cast<int64_t>(sizeof(Panel) / sizeof(float));
 }
 
 template <int kBits, bool kZeros>
 INLINE void multiply(const MatMulNBits& m, const Part& part, float* memory) {
-  few(m) ? multiply_few<kBits, kZeros>(m, part, reinterpret_cast<int32_t*>(memory))
+  few(m) ? multiply_few<kBits, kZeros>(m, part)
          : multiply_many<kBits, kZeros>(m, part, *reinterpret_cast<Panel*>(memory));
 }
 
