@@ -139,7 +139,7 @@ def test_tensorrt_ends_with_the_command_for_another_machine(
         (("--target", "tensorrt-rtx", "--sm", "90"), "--sm names 90"),
         (("--target", "tensorrt-rtx", "--sm", "75"), "no kernels for compute capability 7.5"),
         (("--target", "tensorrt-rtx", "--sm", "t4"), "7.5 (Triton compiles them for GPUs before"),
-        (("--target", "tensorrt-rtx", "--sm", "x"), "--sm names 'x'; expected compute"),
+        (("--target", "tensorrt-rtx", "--sm", "x"), "No GPU is known as 'x'"),
         (("--target", "tensorrt-rtx", "--sm", "0"), "expected positive integers"),
         (("--target", "tensorrt-rtx", "--precision", "int8"), "expected one of fp32, fp16, bf16"),
         (("--target", "tensorrt-rtx", "--timing-cache", "x"), "times nothing while it builds"),
