@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,7 @@ def instruction_set() -> str:
     return str(library.linexport_instruction_set().decode())
 
 
+@cache
 def multiplies_integers() -> bool:
     """Return whether it has products of integers for this machine, which needs AVX2 or AVX-512.
 

@@ -3,9 +3,9 @@
 //   y_tn = sum_b step_tb scale_nb (sum_i q_ti w_ni - zero_nb sum_i q_ti),  x_ti ~ step_tb q_ti,  i in block b
 //
 // The second sum is known once a token is rounded. Of few tokens it is multiplied with the middle of the range as an
-// integer, and with what a zero point differs from that at the end of a row. An instruction multiplies four neighbouring bytes of each lane and
-// adds them to the lane: the four are a group. Of four bits a weight, a byte has two neighbours: lower halves of the
-// bytes are even elements and upper halves odd ones, so even and odd elements of a token are kept apart.
+// integer, and with what a zero point differs from that at the end of a row. An instruction multiplies four neighbouring
+// bytes of each lane and adds them to the lane: the four are a group. Of four bits a weight, a byte has two neighbours:
+// lower halves of the bytes are even elements and upper halves odd ones, so even and odd elements of a token are kept apart.
 //
 // Few tokens: the lanes are neighbours of a row of weights, which is read once and as it lies; its sums are added up at
 // the end of the row. Many tokens: the lanes are rows. Four-byte groups of kLanes rows are transposed for a slice of the

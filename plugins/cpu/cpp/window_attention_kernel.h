@@ -4,13 +4,9 @@
 //   a_rp = scale q_r . k_p,  m_r = max_p a_rp,  l_r = sum over p of exp(a_rp - m_r),  o_r = (sum over p of exp(a_rp - m_r) v_p) / l_r
 //
 // Few rows take their scores with all keys first. Of many rows a block at a time passes over blocks of the keys that one of
-// them sees; where m_r grows, the sums so far are multiplied. Included per instruction set.
+// them sees. Included per instruction set.
 
-#include "tile.h"
-
-constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
-constexpr int64_t kKeys = 4 * kPanel;     // keys of a block
-constexpr int64_t kBlockRows = 64;        // rows of a block, as far as these are tokens of all heads
+#include "softmax_rows.h"
 
 // Some neighbouring keys: sinks from `first` on, or rows of [past, new].
 struct Keys {
@@ -52,19 +48,7 @@ struct Stream {
   int64_t place(int64_t t, int64_t g) const { return (batch * a.length + t) * a.query_heads + head * a.group() + g; }
 };
 
-// A thread's memory: of some rows the queries, their scores with `keys` keys, sums of values, maxima and denominators; and a
-// block of keys by channels, and one of values.
-struct Room : MemoryLayout {
-  int64_t width, columns, stride;
-  int64_t query, scores, sums, maximum, total, keys, values;
-
-  Room(const WindowAttention& a, int64_t rows, int64_t all_keys) {
-    rows = (rows + kTile - 1) / kTile * kTile;
-    width = vectors(a.d_k) * kLanes, columns = (a.d_v + kPanel - 1) / kPanel * kPanel, stride = all_keys;
-    query = take(rows * width), scores = take(rows * stride), sums = take(rows * columns);
-    maximum = take(rows), total = take(rows), keys = take(width * kKeys), values = take(kKeys * columns);
-  }
-};
+static Room room(const WindowAttention& a, int64_t rows, int64_t keys) { return Room(a.d_k, a.d_v, rows, keys); }
 
 static void load_query(const Stream& s, int64_t place, float* to) {
   const float* from = s.a.query + place * s.a.d_k;
@@ -79,21 +63,9 @@ static void store_output(const Stream& s, int64_t place, const float* sums, floa
   s.a.maximum[place] = none ? kNoKey : maximum, s.a.total[place] = none ? 0 : total;
 }
 
-// Scores less their maximum as exponentials; returns the sum of these. -inf, of keys that are not seen, is none.
-static float exponentiate(float* scores, int64_t count, float maximum) {
-  const float base = maximum == -INFINITY ? 0 : maximum;
-  Vector total = {};
-  for (int64_t k = 0; k < count; k += kLanes) {
-    const Vector e = exponential(load(scores + k) - base);
-    store(scores + k, e);
-    total += e;
-  }
-  return sum(total);
-}
-
-static int64_t padded(int64_t count) { return vectors(count) * kLanes; }
+static int64_t padded(int64_t count) { return padded_to(count, kLanes); }
 static int64_t all_keys(const WindowAttention& a) { return padded(a.sinks) + padded(a.window + a.length - 1); }
-static int64_t few_floats(const WindowAttention& a) { return Room(a, a.rows(), all_keys(a)).floats; }
+static int64_t few_floats(const WindowAttention& a) { return room(a, a.rows(), all_keys(a)).floats; }
 
 // Rows of all tokens, which are few: their scores with keys, at a place in each row of scores.
 static void score_few(const Stream& s, const Room& at, const Keys& keys, float* memory, int64_t start) {
@@ -126,7 +98,7 @@ static void add_few(const Stream& s, const Room& at, const Keys& keys, float* me
 }
 
 static void run_few(const WindowAttention& a, const Part& part, float* memory) {
-  const Room at(a, a.rows(), all_keys(a));
+  const Room at = room(a, a.rows(), all_keys(a));
   const Keys sinks{0, a.sinks, true}, window{1, a.window + a.length - 1, false};
   const int64_t behind = padded(a.sinks);
   for (int64_t stream = part.first_stream; stream < part.last_stream; ++stream) {
@@ -153,7 +125,7 @@ static void run_few(const WindowAttention& a, const Part& part, float* memory) {
 
 static int64_t block_tokens(const WindowAttention& a) { return std::max<int64_t>(1, kBlockRows / a.group()); }
 static int64_t blocks(const WindowAttention& a) { return (a.length + block_tokens(a) - 1) / block_tokens(a); }
-static int64_t block_floats(const WindowAttention& a) { return Room(a, block_tokens(a) * a.group(), kKeys).floats; }
+static int64_t block_floats(const WindowAttention& a) { return room(a, block_tokens(a) * a.group(), kKeys).floats; }
 
 // Some tokens of a stream; row g * tokens + t.
 struct QueryBlock {
@@ -161,113 +133,48 @@ struct QueryBlock {
   const Room& at;
   const Stream s;
   const int64_t first, tokens;
-  float* memory;
+  const QueryRows rows;
 
-  int64_t rows() const { return tokens * a.group(); }
   int64_t token(int64_t r) const { return first + r % tokens; }
   int64_t place(int64_t r) const { return s.place(token(r), r / tokens); }
-  float* sums(int64_t r) const { return memory + at.sums + r * at.columns; }
-  float* scores(int64_t r) const { return memory + at.scores + r * kKeys; }
 
-  void open() const {
-    const int64_t all_rows = (rows() + kTile - 1) / kTile * kTile;
-    std::memset(memory + at.query, 0, all_rows * at.width * sizeof(float));
-    std::memset(memory + at.sums, 0, all_rows * at.columns * sizeof(float));
-    std::memset(memory + at.scores, 0, all_rows * kKeys * sizeof(float));
-    for (int64_t r = 0; r < rows(); ++r) {
-      load_query(s, place(r), memory + at.query + r * at.width);
-      memory[at.maximum + r] = -INFINITY, memory[at.total + r] = 0;
-    }
-  }
-
-  void load_keys(const Keys& keys) const {
-    for (int64_t k = 0; k < kKeys; k += kLanes) {
-      const float* of[kLanes];
-      for (int i = 0; i < kLanes; ++i) of[i] = k + i < keys.count ? s.key(keys, k + i) : nullptr;
-      for (int64_t c = 0; c < a.d_k; c += kLanes) {
-        Vector block[kLanes];
-        UNROLL for (int i = 0; i < kLanes; ++i) block[i] = of[i] ? load_first(of[i] + c, a.d_k - c) : Vector{};
-        transpose(block);
-        float* to = memory + at.keys + (k / kPanel * at.width + c) * kPanel + k % kPanel;
-        UNROLL for (int i = 0; i < kLanes; ++i) store(to + i * kPanel, block[i]);
-      }
-    }
-  }
-
-  void load_values(const Keys& keys) const {
+  const float* load_values(const Keys& keys) const {
+    float* values = rows.memory + at.values;
     for (int64_t k = 0; k < keys.count; ++k) {
-      const float* value = s.value(keys, k);
-      float* to = memory + at.values + k * at.columns;
-      std::memcpy(to, value, a.d_v * sizeof(float));
+      float* to = values + k * at.columns;
+      std::memcpy(to, s.value(keys, k), a.d_v * sizeof(float));
       std::memset(to + a.d_v, 0, (at.columns - a.d_v) * sizeof(float));
     }
-  }
-
-  void score() const {
-    for (int64_t r = 0; r < rows(); r += kTile)
-      for (int64_t k = 0; k < kKeys; k += kPanel) {
-        Tile<kTile> tile = nothing<kTile>();
-        multiply(tile, memory + at.query + r * at.width, at.width, a.d_k, memory + at.keys + k * at.width, kPanel);
-        UNROLL for (int i = 0; i < kTile; ++i) UNROLL for (int j = 0; j < kColumns; ++j)
-            store(scores(r + i) + k + j * kLanes, tile.at[i][j]);
-      }
-  }
-
-  // Masks, maxima and exponentials of all rows.
-  void weigh(const Keys& keys) const {
-    for (int64_t r = 0; r < rows(); ++r) {
-      Vector top = all(-INFINITY);
-      for (int64_t k = 0; k < kKeys; k += kLanes) {
-        const Vector x = k < keys.count ? load(scores(r) + k) + s.mask(keys, k, token(r)) : all(-INFINITY);
-        store(scores(r) + k, x);
-        top = larger(x, top);
-      }
-      const float before = memory[at.maximum + r], maximum = std::max(before, largest(top));
-      if (maximum > before) {
-        const float factor = before == -INFINITY ? 0 : exponential(all(before - maximum))[0];
-        for (int64_t i = 0; i < at.columns; i += kLanes) store(sums(r) + i, load(sums(r) + i) * factor);
-        memory[at.total + r] *= factor, memory[at.maximum + r] = maximum;
-      }
-      memory[at.total + r] += exponentiate(scores(r), kKeys, maximum);
-    }
-  }
-
-  void add_values(const Keys& keys) const {
-    for (int64_t r = 0; r < rows(); r += kTile)
-      for (int64_t c = 0; c < at.columns; c += kPanel) {
-        Tile<kTile> tile;
-        UNROLL for (int i = 0; i < kTile; ++i) UNROLL for (int j = 0; j < kColumns; ++j)
-            tile.at[i][j] = load(sums(r + i) + c + j * kLanes);
-        multiply(tile, scores(r), kKeys, keys.count, memory + at.values + c, at.columns);
-        UNROLL for (int i = 0; i < kTile; ++i) UNROLL for (int j = 0; j < kColumns; ++j)
-            store(sums(r + i) + c + j * kLanes, tile.at[i][j]);
-      }
+    return values;
   }
 
   void see(int64_t from, int64_t to, bool sinks) const {
     for (int64_t k = from; k < to; k += kKeys) {
       const Keys keys{k, std::min(to - k, kKeys), sinks};
-      load_keys(keys);
-      load_values(keys);
-      score();
-      weigh(keys);
-      add_values(keys);
+      rows.load_keys(a.d_k, [&](int64_t i) { return i < keys.count ? s.key(keys, i) : nullptr; });
+      rows.score(a.d_k);
+      rows.weigh(keys.count, [&](int64_t r) {
+        return [&, t = token(r)](int64_t i) { return s.mask(keys, i, t); };
+      });
+      rows.add(keys.count, load_values(keys));
     }
   }
 
   void run() const {
-    open();
+    rows.clear();
+    for (int64_t r = 0; r < rows.count; ++r) load_query(s, place(r), rows.query(r));
     see(0, a.sinks, true);
     see(first + 1, first + tokens + a.window, false);
-    for (int64_t r = 0; r < rows(); ++r)
-      store_output(s, place(r), sums(r), memory[at.maximum + r], memory[at.total + r]);
+    for (int64_t r = 0; r < rows.count; ++r) store_output(s, place(r), rows.sums(r), rows.maximum(r), rows.total(r));
   }
 };
 
 static void run_blocks(const WindowAttention& a, const Part& part, float* memory) {
   const int64_t tokens = block_tokens(a);
-  const Room at(a, tokens * a.group(), kKeys);
+  const Room at = room(a, tokens * a.group(), kKeys);
   for (int64_t stream = part.first_stream; stream < part.last_stream; ++stream)
-    for (int64_t block = part.first_panel; block < part.last_panel; ++block)
-      QueryBlock{a, at, Stream(a, stream), block * tokens, std::min(tokens, a.length - block * tokens), memory}.run();
+    for (int64_t block = part.first_panel; block < part.last_panel; ++block) {
+      const int64_t own = std::min(tokens, a.length - block * tokens);
+      QueryBlock{a, at, Stream(a, stream), block * tokens, own, QueryRows{at, own * a.group(), memory}}.run();
+    }
 }
