@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.export import Dim
 
 from linexport.models import feature_maps
 from linexport.models.mapped_attention import check_map, mapped_attention
-from linexport.models.registry import ReferenceModel
+from linexport.models.unprojected_attention import UnprojectedAttention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
-from linexport.system.untyped import DynamicShapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +34,12 @@ class LinearAttentionLayerConfig:
     scale: float = 1.0
 
 
-class LinearAttentionLayer(ReferenceModel):
+class LinearAttentionLayer(UnprojectedAttention):
     """A layer without weights besides those a feature map may hold."""
 
     name = "linear_attention_layer"
     Config = LinearAttentionLayerConfig
+    spec: LinearAttentionSpec
 
     def __init__(self, config: LinearAttentionLayerConfig) -> None:
         super().__init__(config)
@@ -63,18 +62,3 @@ class LinearAttentionLayer(ReferenceModel):
         torch._check(key.shape[1] == query.shape[1])
         output, _ = mapped_attention(self.feature_map, self.spec, query, key, value)
         return output
-
-    def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:
-        """Standard normal query, key and value."""
-        generator = torch.Generator().manual_seed(seed)
-        heads = self.spec.kv_num_heads
-        widths = (
-            self.spec.q_num_heads * self.head_dim,
-            heads * self.head_dim,
-            heads * self.value_dim,
-        )
-        return tuple(torch.randn(batch, length, width, generator=generator) for width in widths)
-
-    def dynamic_shapes(self) -> DynamicShapes:
-        """Batch and length of all three."""
-        return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 3

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 
 from linexport.models import feature_maps
 from linexport.models.config import bounded
-from linexport.models.registry import ReferenceModel
+from linexport.models.unprojected_attention import UnprojectedAttention
 from linexport.models.window_attention import check_windowed, near_and_far
 from linexport.plugins.ops.window_attention import WindowSpec
-from linexport.system.untyped import DynamicShapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +33,12 @@ class WindowAttentionLayerConfig:
     sinks: int = bounded(0, at_least=0)
 
 
-class WindowAttentionLayer(ReferenceModel):
+class WindowAttentionLayer(UnprojectedAttention):
     """A layer whose only weights are the gain of the far part and those of a feature map."""
 
     name = "window_attention_layer"
     Config = WindowAttentionLayerConfig
+    spec: WindowSpec
 
     def __init__(self, config: WindowAttentionLayerConfig) -> None:
         super().__init__(config)
@@ -56,18 +55,3 @@ class WindowAttentionLayer(ReferenceModel):
         torch._check(key.shape[1] == query.shape[1])
         parts, _ = near_and_far(self.feature_map, self.spec, query, key, value)
         return parts.joined(self.far_gain)
-
-    def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:
-        """Standard normal query, key and value."""
-        generator = torch.Generator().manual_seed(seed)
-        heads = self.spec.kv_num_heads
-        widths = (
-            self.spec.q_num_heads * self.head_dim,
-            heads * self.head_dim,
-            heads * self.value_dim,
-        )
-        return tuple(torch.randn(batch, length, width, generator=generator) for width in widths)
-
-    def dynamic_shapes(self) -> DynamicShapes:
-        """Batch and length of all three."""
-        return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 3
