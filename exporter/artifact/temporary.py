@@ -11,6 +11,7 @@ from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.staging import temporary_folder
 from linexport.manifest import DATA
+from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
 MAPPED_ABOVE = 2**26
 """Bytes of a temporary model above which its weights are mapped from a data file."""
@@ -25,6 +26,7 @@ def open_written(
     threads: int,
     settings: Mapping[str, str] | None = None,
     low_memory: bool = True,
+    logits: str | None = None,
 ) -> Run:
     """Open a graph from a temporary file; returns a function from its inputs to its outputs.
 
@@ -34,6 +36,7 @@ def open_written(
         threads: 0 for ONNX Runtime's choice.
         settings: of its session configuration.
         low_memory: map weights of large models from a file, which leaves them unpacked.
+        logits: the output that is computed for the last tokens alone, see ``runs``.
     """
     named = {t.name for t in model.graph.initializer}
     external = {name: value for name, value in values.items() if name in named}
@@ -47,5 +50,16 @@ def open_written(
             taking_turns=True,
             low_memory=low_memory and (folder / DATA).exists(),
             settings=settings,
+            logits=logits,
         )
-    return lambda feeds: session.run(feeds)
+    return runs(session)
+
+
+def runs(session: targets.InferenceSession) -> Run:
+    """Return a function from a model's inputs, with ``logits_to_keep`` or without, to its outputs.
+
+    A session that cannot leave logits out computes all of them.
+    """
+    if getattr(session, "keeps_logits", False):
+        return session.run
+    return lambda feeds: session.run({n: x for n, x in feeds.items() if n != LOGITS_TO_KEEP})

@@ -17,10 +17,10 @@ from linexport.manifest.quantisation import ParetoPoint
 from linexport.quantization.allocate import Allocation
 from linexport.quantization.calibration_inputs import CalibrationInputs
 from linexport.quantization.choose_bits import Chosen, Quantiser
-from linexport.quantization.layer_chain import outputs_of
 from linexport.quantization.opened import FloatModel
 from linexport.quantization.proof import divergence
 from linexport.quantization.rewrite import quantised_model
+from linexport.quantization.window_pieces import outputs_of
 from linexport.timing.latency import Settings, interleaved
 
 MARGIN = 0.9
@@ -72,8 +72,10 @@ def _measured(
     assert inputs.language is not None and inputs.windows is not None
     run = model.deployed(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
     artifact, windows = model.artifact, inputs.windows.compared
-    both = outputs_of(artifact, artifact.run_graph), outputs_of(artifact, run)
-    found, _ = divergence(artifact, inputs.language, *both, windows)
+    reference, ours = (
+        outputs_of(artifact, inputs.language, one) for one in (artifact.run_graph, run)
+    )
+    found, _ = divergence(artifact, inputs.language, reference, ours, windows)
     return run, found.mean
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.conversion.automatic_bits import within
@@ -121,7 +122,8 @@ def _proven_layers(
     if inputs.language is None or inputs.windows is None or not _by_layers(model):
         return None
     values = _cuts(model, quantiser, inputs.language)
-    exact = LayerChain(model, values, inputs.windows.calibration[:1], inputs.windows.compared)
+    windows = inputs.windows
+    exact = LayerChain(model, inputs.language, values, windows.calibration[:1], windows.compared)
     for index in range(len(exact.segments)):
         shares = quantiser.shares & exact.computes(index)
         for piece in exact.values(index, shares) if shares else ():
@@ -176,9 +178,9 @@ def _one_after_another(
 ) -> tuple[ChosenWeights, LayerChain | None]:
     assert inputs.language is not None and inputs.windows is not None
     windows, proven = inputs.windows, _by_layers(model)
-    values = _cuts(model, quantiser, inputs.language)
-    exact = LayerChain(model, values, windows.calibration, windows.compared if proven else ())
-    made = LayerChain(model, values, windows.calibration)
+    compared = windows.compared if proven else ()
+    begun = partial(LayerChain, model, inputs.language, _cuts(model, quantiser, inputs.language))
+    exact, made = begun(windows.calibration, compared), begun(windows.calibration)
     total = len(quantiser.weights)
     with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
         found = ChosenWeights(quantiser.by_layers(exact, made, BITS[weights], advance), {})

@@ -21,9 +21,9 @@ from linexport.manifest.options import KEEP
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
 from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
 from linexport.quantization.half import half_model
-from linexport.quantization.layer_chain import Window, outputs_of
 from linexport.quantization.opened import FloatModel
-from linexport.quantization.proof import Outputs, divergence
+from linexport.quantization.proof import divergence
+from linexport.quantization.window_pieces import Outputs, Window, outputs_of
 
 FINER = {
     "int4": ("int8", "bf16", "fp16"),
@@ -66,7 +66,7 @@ def with_alternatives(
             run = _opened(weights, model, quantiser, rewrite)
         except UnsupportedModelError:  # a weight beyond the range of fp16
             continue
-        ours = outputs_of(model.artifact, run)
+        ours = outputs_of(model.artifact, language, run)
         mean = divergence(model.artifact, language, reference, ours, windows)[0].mean
         alternatives.append(AlternativeRecord(weights, mean))
         if mean <= limit:

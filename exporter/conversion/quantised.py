@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linexport import parity
 from linexport.artifact.runtime import Artifact
-from linexport.artifact.temporary import Arrays, Run
+from linexport.artifact.temporary import Arrays, Run, runs
 from linexport.errors import UsageError
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.quantisation import TextRecord
@@ -46,17 +46,17 @@ def with_quantisation_checked(
     """
     record = manifest.quantisation
     assert record is not None
-    session = open_deployed(folder / MODEL, manifest.target, threads, tested.execution)
+    session = open_deployed(folder / MODEL, manifest, threads, tested.execution)
     artifact = Artifact(folder, manifest, session)
     rounds = record.weights not in HALF
     exact = partial(open_exactly, folder / MODEL, threads) if rounds else None
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
     half = run_in_half(tested, record.weights)
-    runs = Runs(original, session.run, exact, name, half, streams=False)
+    both = Runs(original, runs(session), exact, name, half, streams=False)
     text, instead = (data, "") if data is not None else _text_again(record.text)
     inputs = inputs_of(artifact, text, seed)
     inputs = replace(inputs, description=inputs.description + instead)
-    return replace(manifest, quantisation=with_proof(record, artifact, runs, inputs, seed))
+    return replace(manifest, quantisation=with_proof(record, artifact, both, inputs, seed))
 
 
 def _text_again(recorded: TextRecord | None) -> tuple[Path | None, str]:

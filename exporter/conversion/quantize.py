@@ -18,6 +18,7 @@ from linexport.artifact import write
 from linexport.artifact.checked import checked_artifact
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.signature import Trust
+from linexport.artifact.temporary import runs
 from linexport.conversion.add_records import with_status
 from linexport.conversion.choose_weights import ChosenWeights, choose, keep
 from linexport.conversion.model_under_test import model_under_test
@@ -142,17 +143,17 @@ def quantize(
         with watch.stage("write"):
             manifest, record = _stored(weights, limit, found, quantiser, model, folder)
         with watch.stage("compare"):
-            session = open_deployed(folder / MODEL, manifest.target, threads)
+            session = open_deployed(folder / MODEL, manifest, threads)
             exact = None if found is None else partial(open_exactly, folder / MODEL, threads)
             half = None
             if found is None and original is not None:
                 tested = model_under_test(manifest, original, lambda: session)
                 half = run_in_half(tested, weights)
             name = "the float32 artifact" if chain is None else "the float32 layers"
-            runs = Runs(opened.run_graph, session.run, exact, name, half, chain)
-            record = with_proof(record, opened, runs, inputs, seed)
+            both = Runs(opened.run_graph, runs(session), exact, name, half, chain)
+            record = with_proof(record, opened, both, inputs, seed)
             if inputs.language is not None and inputs.windows is not None:
-                exactly = runs.reference_outputs(opened, inputs.language.logits)
+                exactly = both.reference_outputs(opened, inputs.language)
                 rewrite, text = REWRITES[manifest.target], inputs.windows.compared
                 record = with_alternatives(
                     record, model, quantiser, rewrite, inputs.language, exactly, text

@@ -10,14 +10,14 @@ may read how long the states of others are.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from linexport.errors import UnsupportedModelError
-from linexport.graph.outputs import value_info
+from linexport.graph.outputs import value_info, with_outputs
 from linexport.graph.walk import reads
 
 
@@ -99,6 +99,35 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
     return segments
 
 
+def rest(
+    segment: Segment, targets: Sequence[str], known: Collection[str], states: Mapping[str, str]
+) -> Segment:
+    """Return the part of a segment that computes values from others that were computed before.
+
+    Args:
+        segment: is not changed.
+        targets: names of values that it computes.
+        known: names of values inside it that begin the part, where the targets read them.
+        states: see ``cut``.
+
+    Returns:
+        A segment that gives the targets, and what continues the states that it reads.
+    """
+    made = {name: i for i, node in enumerate(segment.model.graph.node) for name in node.output}
+    stops = {*known, *segment.begins} - {*targets}
+    continued: set[str] = set()
+    while True:
+        part = _part(segment.model, made, [*targets, *continued], stops)
+        more = {states[name] for name in part.read & states.keys()} & made.keys()
+        if more <= continued:
+            break
+        continued |= more
+    place = {name: i for i, name in enumerate([*segment.begins, *known])}
+    outputs = tuple(dict.fromkeys([*sorted(continued), *targets]))
+    found = _segment(segment.model, part, (), None, place)
+    return replace(found, model=with_outputs(found.model, outputs), outputs=outputs)
+
+
 def stand_in(initial: NDArray, axis: int | None, length: int) -> NDArray:
     """Return zeros for a state of another part, of which only the length is read.
 
@@ -146,8 +175,8 @@ def _segment(
     made.graph.name = graph.name
     made.graph.node.extend(graph.node[i] for i in sorted(part.nodes))
     made.graph.initializer.extend(t for t in graph.initializer if t.name in part.read)
-    stored = {t.name for t in graph.initializer}
-    own = [i for i in graph.input if i.name in part.read and i.name not in stored]
+    others = {*begins, *(t.name for t in graph.initializer)}
+    own = [i for i in graph.input if i.name in part.read and i.name not in others]
     made.graph.input.extend([*own, *(value_info(name, known) for name in begins)])
     made.graph.output.extend(o for o in graph.output if o.name in outputs)
     if end is not None and end not in outputs:

@@ -162,11 +162,10 @@ class Quantiser:
         for index in range(len(exact.segments)):
             computed, own = exact.computes(index), []
             names = [name for name in self._inputs() if name in computed]
-            true = self._values(exact, index, names)
+            exact.values(index, [*names, *self._shares(names)])
             for name in names:
-                own += self._quantise_for(name, true, index, made, bits)
+                own += self._quantise_for(name, index, exact, made, bits)
                 advance(len({name for name, _ in self._done}), own[-1].name if own else name)
-            del true
             exact.leave(index)
             made.leave(index)
             done = {use.weight for weight in own for use in weight.uses}
@@ -178,33 +177,23 @@ class Quantiser:
         left = [w for w in self.weights if w.activations and not self._quantised(w)]
         return list(dict.fromkeys(w.activations[0] for w in left))
 
-    def _values(self, chain: LayerChain, index: int, names: Sequence[str]) -> list[Arrays]:
-        """Return inputs of weights in a layer, memory-mapped, with the shares of experts."""
-        if not names:
-            return []
-        reading = [weight for name in names for weight in self._reading(name)]
-        shares = dict.fromkeys(w.experts.share for w in reading if w.experts)
-        return [
-            dict(zip(piece, memory.memory_mapped(list(piece.values())), strict=True))
-            for piece in chain.values(index, [*names, *shares])
-        ]
-
     def _quantise_for(
-        self, name: str, exact: Sequence[Arrays], index: int, made: LayerChain, bits: int
+        self, name: str, index: int, exact: LayerChain, made: LayerChain, bits: int
     ) -> list[Weight]:
         """Quantise the weights that are multiplied with one value; returns them.
 
         Args:
             name: of the value.
-            exact: what it is in the float32 model, piece by piece.
             index: of the layer that computes it.
+            exact: the layers of the float32 model.
             made: the layers with the quantised weights before.
             bits: see ``uniform``.
         """
-        own = self._reading(name)
-        shares = dict.fromkeys((w.experts.share for w in own if w.experts), 0.0)
+        shares = dict.fromkeys(self._shares([name]), 0.0)
+        names = [name, *shares]
         moments, errors = SecondMoments(), SecondMoments()
-        for true, found in zip(exact, made.values(index, [name, *shares]), strict=True):
+        both = zip(exact.values(index, names), made.values(index, names), strict=True)
+        for true, found in both:
             moments.add(name, found[name])
             errors.add(name, true[name] - found[name], found[name])
             shares = {n: min(least, float(true[n].min())) for n, least in shares.items()}
@@ -215,6 +204,11 @@ class Quantiser:
             self._replace(made, self.quantise(weight, self._bits(weight, bits)))
         self._moments, self._errors = {}, {}
         return own
+
+    def _shares(self, names: Sequence[str]) -> list[str]:
+        """Return the values that say how much each expert counts that is multiplied with these."""
+        reading = [weight for name in names for weight in self._reading(name)]
+        return list(dict.fromkeys(w.experts.share for w in reading if w.experts))
 
     def _reading(self, name: str) -> list[Weight]:
         """Return the weights that are multiplied with a value first."""

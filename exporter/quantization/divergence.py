@@ -9,6 +9,7 @@ a recurrence can compound along the sequence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,30 +33,45 @@ def log_softmax(logits: NDArray) -> Values:
     return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
 
 
-Pieces = Iterable[tuple[NDArray, NDArray]]
-"""Logits (t, V) of consecutive positions: the reference's and the other's."""
+@dataclass(frozen=True)
+class ComparedLogits:
+    """Logits of some positions of a window.
+
+    Attributes:
+        positions: (t,), rising.
+        reference, other: (t, V).
+    """
+
+    positions: NDArray[np.int64]
+    reference: NDArray
+    other: NDArray
 
 
-def compare(windows: Iterable[tuple[NDArray, Pieces]]) -> TokenDivergenceRecord:
+def compare(
+    windows: Iterable[tuple[NDArray, Iterable[ComparedLogits]]],
+) -> TokenDivergenceRecord:
     """Compare windows of text.
 
     Args:
-        windows: for each, its tokens (T,), and logits of them all.
+        windows: for each, its tokens (T,), and logits of positions that follow one another.
 
     Raises:
         ValueError: no windows are given.
     """
     columns: tuple[list[Values], ...] = ([], [], [], [])
+    places: list[NDArray[np.int64]] = []
     for tokens, pieces in windows:
-        parts, start = [], 0
-        for reference, other in pieces:
-            for at in _blocks(*reference.shape):
-                following = tokens[start + 1 :][at]
-                parts.append(_position_values(following, reference[at], other[at]))
-            start += len(reference)
+        parts, positions = [], []
+        for piece in pieces:
+            for at in _blocks(*piece.reference.shape):
+                own = piece.positions[at]
+                following = tokens[own[own + 1 < len(tokens)] + 1]
+                parts.append(_position_values(following, piece.reference[at], piece.other[at]))
+                positions.append(own)
         found = [np.concatenate(own) for own in zip(*parts, strict=True)]
         for column, values in zip(columns, found, strict=True):
             column.append(values)
+        places.append(np.concatenate(positions))
     divergences, tops, likelihoods, gains = columns
     if not divergences:
         raise ValueError("expected at least one window of text")
@@ -78,7 +94,7 @@ def compare(windows: Iterable[tuple[NDArray, Pieces]]) -> TokenDivergenceRecord:
         float(np.exp(reference_loss)),
         float(np.exp(gain)),
         None if spread is None else float(np.exp(gain)) * spread,
-        tuple(_by_position(divergences)),
+        tuple(_by_position(places, divergences)),
     )
 
 
@@ -102,9 +118,13 @@ def _position_values(
     return divergence, p.argmax(-1) == q.argmax(-1), -p[place], p[place] - q[place]
 
 
-def _by_position(divergences: Sequence[Values]) -> Iterable[PositionDivergence]:
+def _by_position(
+    places: Sequence[NDArray[np.int64]], divergences: Sequence[Values]
+) -> Iterable[PositionDivergence]:
     for first, last in RANGES:
-        inside = [d[first:last] for d in divergences if len(d) > first]
+        both = zip(places, divergences, strict=True)
+        inside = [d[(first <= at) & (at < last)] for at, d in both]
+        inside = [d for d in inside if len(d)]
         if inside:
             means = [float(d.mean()) for d in inside]
             mean = float(np.concatenate(inside).mean())

@@ -20,7 +20,8 @@ from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact.checked import CheckedArtifact
 from linexport.artifact.runtime import Artifact
-from linexport.artifact.temporary import Arrays, Run, open_written
+from linexport.artifact.temporary import Arrays, Run, open_written, runs
+from linexport.artifact.text.language_interface import logits_of
 from linexport.errors import ParityError
 from linexport.graph import external_data
 from linexport.graph.outputs import with_outputs
@@ -28,10 +29,14 @@ from linexport.quantization.quantisable import floating_weights
 from linexport.quantization.rewrite import FLOAT_ACTIVATIONS, float_activations
 from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.system import memory
+from linexport.targets.base import uses_library
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
 COLUMNS = 512
 """Rows of a sum of products that are added at once."""
+
+ROWS, ROWS_BYTES = 2048, 2**25
+"""Rows of a value, and bytes of them, from which their products are summed."""
 
 FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
 """Activations in float32 where ONNX Runtime joins a product with a DequantizeLinear."""
@@ -70,14 +75,14 @@ class FloatModel:
                 tensor.CopyFrom(numpy_helper.from_array(external[tensor.name], tensor.name))
         return cls(artifact, graph, values, threads)
 
-    def run(self, model: onnx.ModelProto) -> Run:
+    def run(self, model: onnx.ModelProto, logits: str | None = None) -> Run:
         """Open a changed graph; matrices it still has get their float32 values."""
-        return open_written(model, self.values, self.threads)
+        return open_written(model, self.values, self.threads, logits=logits)
 
     def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
         """Open a changed graph as ``open_deployed`` does; ``values`` are of its new matrices."""
-        given = {**self.values, **(values or {})}
-        return open_written(model, given, self.threads, low_memory=False)
+        given, logits = {**self.values, **(values or {})}, logits_of(self.artifact.manifest)
+        return open_written(model, given, self.threads, low_memory=False, logits=logits)
 
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""
@@ -98,14 +103,20 @@ class FloatModel:
 
 
 def open_deployed(
-    path: Path, target: str, threads: int, execution: Execution = CPU_ONLY
+    path: Path, manifest: manifests.Manifest, threads: int, execution: Execution = CPU_ONLY
 ) -> targets.InferenceSession:
     """Open a quantised model with the kernels that it is deployed with.
 
     With little memory ONNX Runtime does not pack weights, and then it does not round activations.
     """
-    opened = targets.find_target(target).open
-    return opened(path, threads=threads, taking_turns=True, execution=execution)
+    return targets.find_target(manifest.target).open(
+        path,
+        threads=threads,
+        taking_turns=True,
+        native=uses_library(manifest),
+        execution=execution,
+        logits=logits_of(manifest),
+    )
 
 
 def open_exactly(path: Path, threads: int) -> Run:
@@ -120,22 +131,25 @@ class OnDemand:
     Args:
         model: the file.
         threads: 0 for ONNX Runtime's choice.
+        logits: see ``runs``.
     """
 
-    def __init__(self, model: Path, threads: int) -> None:
-        self._model, self._threads = model, threads
-        self._session: targets.Session | None = None
+    def __init__(self, model: Path, threads: int, logits: str | None = None) -> None:
+        self._model, self._threads, self._logits = model, threads, logits
+        self._run: Run | None = None
 
     def run(self, inputs: Arrays) -> dict[str, NDArray]:
-        """See ``Session``."""
-        if self._session is None:
-            self._session = targets.find_target("ort").open(
+        """See ``InferenceSession``; ``logits_to_keep`` may be among the inputs."""
+        if self._run is None:
+            opened = targets.find_target("ort").open(
                 self._model,
                 threads=self._threads,
                 taking_turns=True,
                 low_memory=True,  # the quantised model is open at the same time
+                logits=self._logits,
             )
-        return self._session.run(inputs)
+            self._run = runs(opened)
+        return self._run(inputs)
 
 
 def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
@@ -151,7 +165,7 @@ def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
     return Artifact(
         folder,
         manifest,
-        OnDemand(folder / manifests.MODEL, threads),
+        OnDemand(folder / manifests.MODEL, threads, logits_of(manifest)),
         ranges={name: values for name, values in ranges.items() if values},
         options={"verify": True, "threads": threads},
     )
@@ -160,18 +174,19 @@ def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
 class SecondMoments:
     """Sums of x y^T (K, K), float64, of values x and y with K channels in their last axis.
 
-    Products of the rows of a call are in float32, which is twice as fast: some hundreds of terms
-    lose 1e-6 of them, and the damping of moments is 1e-2 of their mean. Sums are in memory-mapped
-    files, as there is one of K^2 numbers for every product.
+    Products of some rows are in float32, which is twice as fast: ``ROWS`` terms lose 1e-6 of their
+    sum, and the damping of moments is 1e-2 of their mean. Sums are in memory-mapped files, as there
+    is one of K^2 numbers for every product, and are read and written once for all these rows.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, NDArray[np.float64]] = {}
         self._counts: dict[str, int] = {}
         self._halves: set[str] = set()
+        self._left: dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32]]]] = {}
 
     def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
-        """Add the rows of one value (..., K); y is x without another value."""
+        """Add the rows of one value (..., K), kept as they are; y is x without another value."""
         rows = value.reshape(-1, value.shape[-1]).astype(np.float32, copy=False)
         others = rows if other is None else other.reshape(rows.shape).astype(np.float32, copy=False)
         width = rows.shape[-1]
@@ -181,18 +196,32 @@ class SecondMoments:
             self._counts[name] = 0
             if other is None:  # symmetric: what is right of the diagonal is summed
                 self._halves.add(name)
-        own = self._sums[name]
-        for start in range(0, width, COLUMNS):
-            first = start if name in self._halves else 0
+        left = self._left.setdefault(name, [])
+        left.append((rows, others))
+        self._counts[name] += len(rows)
+        count = sum(len(own) for own, _ in left)
+        if count >= ROWS or 4 * count * width >= ROWS_BYTES:
+            self._sum(name)
+
+    def _sum(self, name: str) -> None:
+        """Add the rows that are left."""
+        own, pairs = self._sums[name], self._left.pop(name, [])
+        if not pairs:
+            return
+        rows = np.concatenate([rows for rows, _ in pairs])
+        halves = name in self._halves
+        others = rows if halves else np.concatenate([others for _, others in pairs])
+        for start in range(0, len(own), COLUMNS):
+            first = start if halves else 0
             own[start : start + COLUMNS, first:] += (
                 rows[:, start : start + COLUMNS].T @ others[:, first:]
             )
         memory.release(own.ctypes.data, own.nbytes)
-        self._counts[name] += len(rows)
 
     def means(self) -> dict[str, NDArray[np.float64]]:
         """Return E[x y^T] by name; nothing may be added afterwards."""
         for name, own in self._sums.items():
+            self._sum(name)
             own /= self._counts[name]
             for start in range(0, len(own), COLUMNS) if name in self._halves else ():
                 end = start + COLUMNS

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run
@@ -15,12 +14,10 @@ from linexport.manifest.quantisation import DriftRecord, QuantisationRecord, Tok
 from linexport.parity.tolerances import TOLERANCES
 from linexport.quantization import drift
 from linexport.quantization.calibration_inputs import CalibrationInputs
-from linexport.quantization.divergence import compare
-from linexport.quantization.layer_chain import LayerChain, Window, outputs_of, whole_outputs
+from linexport.quantization.divergence import ComparedLogits, compare
+from linexport.quantization.layer_chain import LayerChain
+from linexport.quantization.window_pieces import Outputs, Window, outputs_of, pieces, whole_outputs
 from linexport.system import memory
-
-Outputs = Callable[[Window], Iterator[Arrays]]
-"""Yields the outputs of a model for consecutive pieces of a window."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,12 @@ class Runs:
     layers: LayerChain | None = None
     streams: bool = True
 
-    def reference_outputs(self, artifact: Artifact, logits: str) -> Outputs:
+    def reference_outputs(self, artifact: Artifact, language: LanguageInterface) -> Outputs:
         """Return what yields the reference's outputs of a window, in the artifact's pieces."""
         if self.layers is not None:
             return self.layers.outputs
-        if not self.streams:
-            return whole_outputs(artifact, self.reference, logits)
-        return outputs_of(artifact, self.reference)
+        found = outputs_of if self.streams else whole_outputs
+        return found(artifact, language, self.reference)
 
 
 def divergence(
@@ -75,14 +71,16 @@ def divergence(
     longest = max(range(len(windows)), key=lambda index: len(windows[index]))
     states: dict[str, float] = {}
 
-    def pieces(index: int) -> Iterator[tuple[NDArray, NDArray]]:
+    def logits(index: int) -> Iterator[ComparedLogits]:
         ids = windows[index]
-        for expected, got in zip(reference(ids), quantised(ids), strict=True):
-            yield expected[language.logits][0], got[language.logits][0]
+        cut = pieces(ids, language.vocabulary)
+        for piece, expected, got in zip(cut, reference(ids), quantised(ids), strict=True):
+            both = (given[language.logits][0] for given in (expected, got))
+            yield ComparedLogits(piece.positions, *both)
         if index == longest:
             states.update(drift.states(artifact, got, expected))
 
-    return compare((ids, pieces(index)) for index, ids in enumerate(windows)), states
+    return compare((ids, logits(index)) for index, ids in enumerate(windows)), states
 
 
 def output_error(
@@ -133,12 +131,12 @@ def with_proof(
         own = output_error(artifact, runs.reference, runs.half, inputs.compared)
         return replace(record, original_output_error=own)
     windows = inputs.windows.compared
-    quantised, logits = outputs_of(artifact, runs.quantised), inputs.language.logits
-    reference = runs.reference_outputs(artifact, logits)
+    quantised = outputs_of(artifact, inputs.language, runs.quantised)
+    reference = runs.reference_outputs(artifact, inputs.language)
     found, states = divergence(artifact, inputs.language, reference, quantised, windows)
     record = replace(record, divergence=found)
     if runs.half is not None:
-        half = whole_outputs(artifact, runs.half, logits)
+        half = whole_outputs(artifact, inputs.language, runs.half)
         theirs, _ = divergence(artifact, inputs.language, reference, half, windows)
         record = replace(record, original_divergence=theirs)
     if not artifact.manifest.states:

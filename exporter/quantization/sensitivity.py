@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from linexport.artifact.temporary import Arrays
 from linexport.quantization.block_quantisation import Matrix
-from linexport.quantization.divergence import compare
+from linexport.quantization.divergence import ComparedLogits, compare
 from linexport.quantization.opened import FloatModel
 from linexport.quantization.quantisable import Weight
 
@@ -50,7 +50,9 @@ def divergences(
         changed = {**originals, **stored(weight, tried(weight), model.values)}
         got = [run({**given, **changed})[logits][0] for given in feeds]
         both = zip(windows, expected, got, strict=False)
-        found[weight.name] = compare((ids, [(p, q)]) for ids, p, q in both).mean
+        found[weight.name] = compare(
+            (ids, [ComparedLogits(np.arange(len(p)), p, q)]) for ids, p, q in both
+        ).mean
         advance(done, weight.name)
     return found
 

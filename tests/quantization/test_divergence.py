@@ -9,7 +9,7 @@ import pytest
 
 from linexport.quantization import divergence
 from linexport.quantization.allocate import StorageOption, allocations
-from linexport.quantization.divergence import compare
+from linexport.quantization.divergence import ComparedLogits, compare
 
 
 def by_definition(reference: np.ndarray, other: np.ndarray) -> list[float]:
@@ -36,9 +36,13 @@ def windows(
     return found
 
 
+def pair(reference: np.ndarray, other: np.ndarray, at: slice = slice(None)) -> ComparedLogits:
+    return ComparedLogits(np.arange(len(reference))[at], reference[at], other[at])
+
+
 def test_every_number_is_that_of_its_definition() -> None:
     given = windows(3, 100, 0.3)
-    found = compare((t, [(p, q)]) for t, p, q in given)
+    found = compare((t, [pair(p, q)]) for t, p, q in given)
     exact = [by_definition(p, q) for _, p, q in given]
     joined = np.concatenate(exact)
     assert found.tokens == 300 and found.windows == 3
@@ -58,10 +62,10 @@ def test_every_number_is_that_of_its_definition() -> None:
 
 def test_pieces_of_a_window_are_compared_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     given = windows(2, 100, 0.3)
-    found = compare((t, [(p, q)]) for t, p, q in given)
+    found = compare((t, [pair(p, q)]) for t, p, q in given)
     monkeypatch.setattr(divergence, "AT_ONCE", 13 * 11)
     cuts = (slice(0, 1), slice(1, 40), slice(40, 100))
-    pieces = compare((t, [(p[at], q[at]) for at in cuts]) for t, p, q in given)
+    pieces = compare((t, [pair(p, q, at) for at in cuts]) for t, p, q in given)
     assert pieces.mean == pytest.approx(found.mean) and pieces.tokens == found.tokens
     assert pieces.same_top == found.same_top
     assert pieces.perplexity == pytest.approx(found.perplexity)
@@ -71,9 +75,34 @@ def test_pieces_of_a_window_are_compared_as_the_whole(monkeypatch: pytest.Monkey
     )
 
 
+def test_some_positions_are_compared_as_themselves() -> None:
+    given = windows(3, 100, 0.3)
+    places = [np.array([5, 60, 61]), np.array([63, 64, 99]), np.array([70])]
+    found = compare(
+        (t, [ComparedLogits(at, p[at], q[at])]) for at, (t, p, q) in zip(places, given, strict=True)
+    )
+    exact = [by_definition(p[at], q[at]) for at, (_, p, q) in zip(places, given, strict=True)]
+    assert found.tokens == 7 and found.windows == 3
+    assert found.mean == pytest.approx(np.concatenate(exact).mean(), rel=1e-9)
+    first, second = found.by_position
+    assert first.mean == pytest.approx(np.mean([*exact[0], exact[1][0]]))
+    assert second.mean == pytest.approx(np.mean([*exact[1][1:], *exact[2]]))
+    logits = [
+        p[at[at < 99]].astype(np.float64) for at, (_, p, _) in zip(places, given, strict=True)
+    ]
+    following = [t[at[at < 99] + 1] for at, (t, _, _) in zip(places, given, strict=True)]
+    losses = [
+        math.log(np.exp(row).sum()) - row[token]
+        for rows, tokens in zip(logits, following, strict=True)
+        for row, token in zip(rows, tokens, strict=True)
+    ]
+    assert len(losses) == 6
+    assert found.reference_perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
+
+
 def test_perplexity_is_of_the_token_that_follows() -> None:
     [(tokens, p, q)] = windows(1, 50, 0.3)
-    found = compare([(tokens, [(p, q)])])
+    found = compare([(tokens, [pair(p, q)])])
 
     def perplexity(logits: np.ndarray) -> float:
         exact = logits.astype(np.float64)
@@ -90,7 +119,7 @@ def test_perplexity_is_of_the_token_that_follows() -> None:
 
 
 def test_a_model_does_not_diverge_from_itself() -> None:
-    found = compare((t, [(p, p)]) for t, p, _ in windows(2, 20, 0.0))
+    found = compare((t, [pair(p, p)]) for t, p, _ in windows(2, 20, 0.0))
     assert found.mean == found.maximum == 0.0 and found.same_top == 1.0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from linexport.artifact.checked import checked_artifact
+from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.graph.bottlenecks import bottlenecks
 from linexport.graph.outputs import with_outputs
 from linexport.manifest import MODEL
@@ -17,6 +18,8 @@ from linexport.quantization.choose_bits import Chosen, Quantiser
 from linexport.quantization.layer_chain import LayerChain
 from linexport.quantization.opened import FloatModel, unopened
 from linexport.quantization.sensitivity import stored
+
+LANGUAGE = LanguageInterface("tokens", "output", 256)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,10 +43,10 @@ def test_a_graph_is_cut_at_its_residual_stream(model: FloatModel) -> None:
 
 def test_layers_give_what_the_whole_model_gives(model: FloatModel) -> None:
     quantiser = Quantiser(model)
-    ids = np.random.default_rng(0).integers(0, 256, 600)
-    chain = LayerChain(model, cuts(model, quantiser), [ids[:300]], [ids])
+    ids = np.random.default_rng(0).integers(0, 256, 700)
+    chain = LayerChain(model, LANGUAGE, cuts(model, quantiser), [ids[:600]], [ids])
     inputs = {w.activations[0] for w in quantiser.weights if w.activations}
-    whole = model.run(with_outputs(model.graph, inputs))(model.artifact.feeds(ids[None, :300]))
+    whole = model.run(with_outputs(model.graph, inputs))(model.artifact.feeds(ids[None, :600]))
     seen = set()
     for index in range(len(chain.segments)):
         names = sorted(inputs & chain.computes(index))
@@ -57,6 +60,33 @@ def test_layers_give_what_the_whole_model_gives(model: FloatModel) -> None:
     got = np.concatenate([part["output"] for part in chain.outputs(chain._compared[0])], 1)
     expected = model.artifact.run_graph(model.artifact.feeds(ids[None]))["output"]
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_values_follow_from_those_that_were_measured(model: FloatModel) -> None:
+    """One after another as all at once; weights before a known value no longer count."""
+    quantiser = Quantiser(model)
+    ids = np.random.default_rng(1).integers(0, 256, 700)
+    values = cuts(model, quantiser)
+    once, turns = (LayerChain(model, LANGUAGE, values, [ids, ids[:90]]) for _ in range(2))
+    read: dict[str, list[str]] = {}
+    for weight in quantiser.weights:
+        for name in weight.activations[:1]:
+            read.setdefault(name, []).extend(use.weight for use in weight.uses)
+    skipped = 0
+    for index in range(len(once.segments)):
+        names = [name for name in read if name in once.computes(index)]
+        want = once.values(index, names)
+        for name in names:
+            found = turns.values(index, [name])
+            assert [piece[name].shape[1] for piece in found] == [512, 188, 90]
+            for a, b in zip(want, found, strict=True):
+                np.testing.assert_allclose(b[name], a[name], rtol=0, atol=2e-5)
+        before = [weight for name in names[:-1] for weight in read[name]]
+        turns.replace({weight: np.zeros_like(model.values[weight]) for weight in before})
+        skipped += len(before)
+        once.leave(index)
+        turns.leave(index)
+    assert skipped
 
 
 def test_weights_make_up_for_errors_of_those_before(model: FloatModel) -> None:
@@ -76,7 +106,8 @@ def test_weights_make_up_for_errors_of_those_before(model: FloatModel) -> None:
 
     alone, together = Quantiser(model), Quantiser(model)
     alone.calibrate([model.artifact.feeds(ids[None]) for ids in calibration])
-    exact, made = (LayerChain(model, cuts(model, together), calibration) for _ in range(2))
+    values = cuts(model, together)
+    exact, made = (LayerChain(model, LANGUAGE, values, calibration) for _ in range(2))
     told: list[int] = []
     found = together.by_layers(exact, made, 4, lambda done, _: told.append(done))
     assert told == sorted(set(told)) and told[-1] == len(found)

@@ -1,0 +1,113 @@
+"""Windows of text in pieces, and the logits of them that two models are compared by.
+
+    T tokens -> pieces of PIECE tokens -> logits of the last n of each piece
+
+n is PIECE, all of them, unless there are so many words that these would be more than
+``LOGITS`` numbers. Then pieces begin at a place that the window's tokens draw: each position is
+compared with the same probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Arrays, Run
+from linexport.artifact.text.language_interface import LanguageInterface
+from linexport.targets.runtime.options import LOGITS_TO_KEEP
+
+PIECE = 128
+"""Tokens of a call that gives logits, which two models have at once where they are compared."""
+
+LOGITS = 2**22
+"""Logits of a piece that are compared at most: a float64 softmax of them takes 0.1 s."""
+
+DRAWN_BY = 8
+"""First tokens of a window that say where its pieces begin."""
+
+Window = NDArray[np.int64]
+
+Outputs = Callable[[Window], Iterator[Arrays]]
+"""Yields the outputs of a model for the pieces of a window, with the logits that are compared."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a window that are run in one call.
+
+    Attributes:
+        start, end: its place.
+        kept: how many of its last tokens have their logits compared.
+    """
+
+    start: int
+    end: int
+    kept: int
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions in the window whose logits are compared."""
+        return np.arange(self.end - self.kept, self.end)
+
+    @property
+    def feeds(self) -> dict[str, NDArray]:
+        """What has a model compute these logits alone."""
+        every = self.kept == self.end - self.start
+        return {LOGITS_TO_KEEP: np.array([0 if every else self.kept], np.int64)}
+
+
+def pieces(window: Window, vocabulary: int) -> list[Piece]:
+    """Cut a window (T,) of a model of so many words."""
+    kept = max(1, min(PIECE, LOGITS // vocabulary))
+    first = PIECE
+    if kept < PIECE:
+        first = int(np.random.default_rng(window[:DRAWN_BY]).integers(1, PIECE + 1))
+    ends = [*range(first, len(window), PIECE), len(window)]
+    starts = [0, *ends[:-1]]
+    return [Piece(a, b, min(kept, b - a)) for a, b in zip(starts, ends, strict=True)]
+
+
+def outputs_of(artifact: Artifact, language: LanguageInterface, run: Run) -> Outputs:
+    """Return a function that yields a model's outputs for a window, a piece of it at a time.
+
+    A model without states is run on the whole window.
+
+    Args:
+        artifact: names inputs and states.
+        language: names the logits.
+        run: the model.
+    """
+    pasts = {s.present: s.past for s in artifact.manifest.states}
+    if not pasts:
+        return whole_outputs(artifact, language, run)
+
+    def found(window: Window) -> Iterator[Arrays]:
+        state: dict[str, NDArray] = {}
+        for piece in pieces(window, language.vocabulary):
+            tokens = artifact.feeds(window[None, piece.start : piece.end])
+            outputs = run({**tokens, **piece.feeds, **state})
+            state = {past: outputs[present] for present, past in pasts.items()}
+            yield {**outputs, language.logits: outputs[language.logits][:, -piece.kept :]}
+
+    return found
+
+
+def whole_outputs(artifact: Artifact, language: LanguageInterface, run: Run) -> Outputs:
+    """Return the same for a model that carries no states: it is run once, and its logits are cut.
+
+    Args:
+        artifact: names inputs.
+        language: names the logits.
+        run: the model.
+    """
+
+    def found(window: Window) -> Iterator[Arrays]:
+        logits = run(artifact.feeds(window[None]))[language.logits]
+        for piece in pieces(window, language.vocabulary):
+            yield {language.logits: logits[:, piece.positions]}
+
+    return found
