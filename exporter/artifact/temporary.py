@@ -27,6 +27,7 @@ def open_written(
     settings: Mapping[str, str] | None = None,
     low_memory: bool = True,
     logits: str | None = None,
+    native: bool = False,
 ) -> Run:
     """Open a graph from a temporary file; returns a function from its inputs to its outputs.
 
@@ -37,6 +38,7 @@ def open_written(
         settings: of its session configuration.
         low_memory: map weights of large models from a file, which leaves them unpacked.
         logits: the output that is computed for the last tokens alone, see ``runs``.
+        native: run what it can of the graph by the CPU library.
     """
     named = {t.name for t in model.graph.initializer}
     external = {name: value for name, value in values.items() if name in named}
@@ -51,6 +53,7 @@ def open_written(
             low_memory=low_memory and (folder / DATA).exists(),
             settings=settings,
             logits=logits,
+            native=native,
         )
     return runs(session)
 

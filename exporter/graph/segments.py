@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.outputs import value_info, with_outputs
@@ -100,14 +101,18 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
 
 
 def rest(
-    segment: Segment, targets: Sequence[str], known: Collection[str], states: Mapping[str, str]
+    segment: Segment,
+    targets: Sequence[str],
+    known: Mapping[str, NDArray],
+    states: Mapping[str, str],
 ) -> Segment:
     """Return the part of a segment that computes values from others that were computed before.
 
     Args:
         segment: is not changed.
         targets: names of values that it computes.
-        known: names of values inside it that begin the part, where the targets read them.
+        known: values inside it that begin the part, where the targets read them, by name; any of
+            their type and rank, without which ONNX Runtime does not prepare a Scan.
         states: see ``cut``.
 
     Returns:
@@ -124,7 +129,12 @@ def rest(
         continued |= more
     place = {name: i for i, name in enumerate([*segment.begins, *known])}
     outputs = tuple(dict.fromkeys([*sorted(continued), *targets]))
-    found = _segment(segment.model, part, (), None, place)
+    found = _segment(segment.model, part, outputs, None, place)
+    for given in found.model.graph.input:
+        value = known.get(given.name)
+        if value is not None:
+            dtype, rank = helper.np_dtype_to_tensor_dtype(value.dtype), value.ndim
+            given.CopyFrom(helper.make_tensor_value_info(given.name, dtype, [None] * rank))
     return replace(found, model=with_outputs(found.model, outputs), outputs=outputs)
 
 
@@ -168,7 +178,7 @@ def _segment(
 ) -> Segment:
     graph = model.graph
     begins = tuple(sorted((name for name in part.read if name in place), key=place.__getitem__))
-    known = {found.name: found for found in [*graph.value_info, *graph.output]}
+    known = {found.name: found for found in [*graph.input, *graph.value_info, *graph.output]}
     made = onnx.ModelProto(ir_version=model.ir_version)
     made.opset_import.extend(model.opset_import)
     made.functions.extend(model.functions)

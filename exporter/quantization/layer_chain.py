@@ -157,7 +157,7 @@ class LayerChain:
 
     def _rest(self, index: int, names: Sequence[str]) -> Segment:
         """Return the part of a layer that computes values from those that were measured."""
-        return rest(self.segments[index], names, list(self._inside[0][0]), self._presents)
+        return rest(self.segments[index], names, self._inside[0][0], self._presents)
 
     def _pieces(self, segment: Segment, run: Run, number: int) -> Iterator[dict[str, NDArray]]:
         """Run a layer on one sequence in pieces; yields its outputs of each."""

@@ -81,8 +81,15 @@ class FloatModel:
 
     def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
         """Open a changed graph as ``open_deployed`` does; ``values`` are of its new matrices."""
-        given, logits = {**self.values, **(values or {})}, logits_of(self.artifact.manifest)
-        return open_written(model, given, self.threads, low_memory=False, logits=logits)
+        manifest = self.artifact.manifest
+        return open_written(
+            model,
+            {**self.values, **(values or {})},
+            self.threads,
+            low_memory=False,
+            logits=logits_of(manifest),
+            native=uses_library(manifest),
+        )
 
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""
