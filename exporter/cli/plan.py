@@ -123,6 +123,10 @@ def _print_parts(found: DevicePlan, console: Console) -> None:
     parts.add_column()
     parts.add_column(justify="right")
     parts.add_column()
+    if not found.streams:
+        parts.add_row("scratch", size(found.scratch_bytes), "of a call: it has no states")
+        console.print(parts)
+        return
     token = found.key_value_bytes // (found.batch * found.context)
     parts.add_row("states", size(found.state_bytes), "of a fixed size")
     parts.add_row("keys and values", size(found.key_value_bytes), f"{size(token)} a token")
@@ -136,7 +140,8 @@ def _table(found: DevicePlan) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("target", "weights", "their size", "memory", "fits", "tokens/s at most"):
+    unit = "tokens" if found.streams else "sequences"
+    for title in ("target", "weights", "their size", "memory", "fits", f"{unit}/s at most"):
         table.add_column(title, justify="left" if title in ("target", "weights") else "right")
     for row in found.rows:
         table.add_row(
@@ -145,12 +150,17 @@ def _table(found: DevicePlan) -> Table:
             size(row.weight_bytes),
             size(row.memory_bytes),
             "yes" if row.fits else "no",
-            f"{row.tokens_per_second:,.0f}"
-            if row.tokens_per_second >= 10
-            else f"{row.tokens_per_second:.1f}",
+            _rate(row.tokens_per_second or row.sequences_per_second),
             style="bold" if row.artifact else None,
         )
     return table
+
+
+def _rate(found: float | None) -> str:
+    """Return so many a second."""
+    if found is None:
+        return "-"
+    return f"{found:,.0f}" if found >= 10 else f"{found:.1f}"
 
 
 def size(count: int) -> str:

@@ -6,6 +6,9 @@
                 and values of every row
     tokens/s    rows x bandwidth / bytes of a step, at most
 
+A model without states reads a whole sequence in one call, which reads the weights once: its bound
+is one of sequences.
+
 Scratch is what a call holds at its worst moment, its outputs and the new states among them.
 """
 
@@ -46,8 +49,10 @@ class DeviceRow:
         weight_bytes: of all weights.
         memory_bytes: of everything, at its most.
         fits: there is so much on the device.
-        step_bytes: that a step reads and writes at least.
-        tokens_per_second: of all rows together, at most.
+        step_bytes: that a step, or a call without states, reads and writes at least.
+        tokens_per_second: of all rows together, at most; None without states.
+        sequences_per_second: the same of a model without states; None of others, and where nothing
+            is read.
         converts: ``convert`` writes such weights for this target.
         artifact: it is the artifact that is planned with; its weights have their exact size.
     """
@@ -58,7 +63,8 @@ class DeviceRow:
     memory_bytes: int
     fits: bool
     step_bytes: int
-    tokens_per_second: float
+    tokens_per_second: float | None
+    sequences_per_second: float | None
     converts: bool
     artifact: bool
 
@@ -76,9 +82,10 @@ class DevicePlan:
         bandwidth: bytes a second.
         context: tokens of a sequence.
         batch: sequences.
+        streams: see ``PlannedModel``.
         state_bytes: of all sequences, states of a fixed size.
         key_value_bytes: of all sequences at the context, and whatever else grows.
-        scratch_bytes: of a step, or of a piece of a prompt.
+        scratch_bytes: of a step, or of a piece of a prompt; of a call without states.
         prompt_bytes: of a prompt as long as the context in one call, of one sequence.
         rows: by target and kind of weights.
         warnings: what the user should know.
@@ -92,6 +99,7 @@ class DevicePlan:
     bandwidth: float
     context: int
     batch: int
+    streams: bool
     state_bytes: int
     key_value_bytes: int
     scratch_bytes: int
@@ -109,10 +117,8 @@ def estimate(model: PlannedModel, device: PlannedDevice, context: int, batch: in
         context: tokens of each sequence, prompt and answer together.
         batch: sequences at once.
     """
-    piece = min(PROMPT_TOKENS, context)
-    scratch = max(
-        model.scratch(batch, 1, context - 1), model.scratch(batch, piece, context - piece)
-    )
+    pieces = (1, min(PROMPT_TOKENS, context)) if model.streams else (context,)
+    scratch = max(model.scratch(batch, piece, context - piece) for piece in pieces)
     states, growing = batch * model.state_bytes, batch * context * model.token_bytes
     held = states + growing + scratch
     moved = 2 * states + growing
@@ -126,6 +132,7 @@ def estimate(model: PlannedModel, device: PlannedDevice, context: int, batch: in
         device.bandwidth,
         context,
         batch,
+        model.streams,
         states,
         growing,
         scratch,
@@ -171,6 +178,7 @@ def _row(
     if target == CPU:
         memory = RUNTIME[CPU] + _on_cpu(model, kind, weights, held)
     step = round(bytes_read(model.weights, computed, batch)) + moved
+    bound = batch * device.bandwidth / step if step else None
     return DeviceRow(
         target,
         kind,
@@ -178,7 +186,8 @@ def _row(
         memory,
         memory <= device.usable,
         step,
-        batch * device.bandwidth / step,
+        bound if model.streams else None,
+        None if model.streams else bound,
         kind in ("float32", "fp16") or target in REWRITES,
         own,
     )

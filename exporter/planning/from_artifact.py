@@ -81,6 +81,7 @@ def planned_artifact(manifest: Manifest, model: onnx.ModelProto) -> PlannedModel
         fixed,
         sum(_bytes(s.dtype, s.shape) for s in manifest.states if s.grows is not None),
         scratch,
+        bool(manifest.states),
         manifest.target,
         _kind(manifest),
         sum(_tensor_bytes(t) for t in _initializers(model)),

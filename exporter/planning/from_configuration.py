@@ -75,6 +75,7 @@ def planned(folder: Path) -> PlannedModel:
         fixed,
         grown,
         scratch,
+        streams=bool(fixed or grown),
     )
 
 

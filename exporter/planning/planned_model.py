@@ -21,6 +21,7 @@ class PlannedModel:
         state_bytes: of one sequence, states of a fixed size.
         token_bytes: of one sequence and token, keys and values and whatever else grows.
         scratch: see ``Scratch``.
+        streams: it has states; another reads whole sequences, each in one call.
         target: what an artifact is for; None before conversion.
         kind: of an artifact's weights; None before conversion, and for weights of several kinds.
         stored_bytes: of an artifact's weights; None before conversion.
@@ -31,6 +32,7 @@ class PlannedModel:
     state_bytes: int
     token_bytes: int
     scratch: Scratch
+    streams: bool
     target: str | None = None
     kind: Kind | None = None
     stored_bytes: int | None = None

@@ -120,7 +120,7 @@ def test_experts_are_read_as_tokens_choose_them() -> None:
 
 def model(weights: tuple[PlannedWeight, ...] = (), **changes: Any) -> PlannedModel:
     given: dict[str, Any] = {"state_bytes": 2**20, "token_bytes": 1000}
-    given |= {"scratch": lambda rows, tokens, past: rows * tokens * 4096}
+    given |= {"scratch": lambda rows, tokens, past: rows * tokens * 4096, "streams": True}
     weights = weights or (
         PlannedWeight("w", "product", 4096, 4096),
         PlannedWeight("n", "other", 4096, 1),
@@ -141,6 +141,8 @@ def test_figures_follow_from_each_other(
     found = estimate(one, chosen_device("rtx4090", None, None), context, batch)
     more = estimate(one, chosen_device("rtx4090", None, None), context, batch + 1)
     for row, other in zip(found.rows, more.rows, strict=True):
+        assert row.tokens_per_second and other.tokens_per_second
+        assert row.sequences_per_second is None
         seconds = batch / row.tokens_per_second
         assert seconds * found.bandwidth == pytest.approx(row.step_bytes)
         assert row.fits == (row.memory_bytes <= found.usable_bytes)
@@ -150,6 +152,30 @@ def test_figures_follow_from_each_other(
     for rows in by_target:
         sizes = {row.weights: row.weight_bytes for row in rows}
         assert sizes["float32"] == 2 * sizes["fp16"] and sizes["int4"] < sizes["int8"]
+
+
+def test_a_model_without_states_reads_whole_sequences() -> None:
+    one = model(state_bytes=0, token_bytes=0, streams=False)
+    found = estimate(one, chosen_device("rtx4090", None, None), 5000, 3)
+    assert found.scratch_bytes == 3 * 5000 * 4096 and found.state_bytes == 0
+    for row in found.rows:
+        assert row.memory_bytes > row.weight_bytes + found.scratch_bytes
+        assert row.tokens_per_second is None and row.sequences_per_second
+        seconds = 3 / row.sequences_per_second
+        assert seconds * found.bandwidth == pytest.approx(row.step_bytes)
+        assert row.step_bytes == round(bytes_read(one.weights, row.weights, 3))
+
+
+def test_an_artifact_without_states_or_weights_is_planned(tmp_path: Path) -> None:
+    source = ROOT / "tests" / "support" / "factories" / "reference_models.py"
+    linexport.convert(f"{source}:bidirectional", tmp_path / "a", bench=False, threads=1)
+    found = planning.plan(tmp_path / "a", memory=8, bandwidth=40, context=4096)
+    assert not found.streams and found.scratch_bytes > 0
+    assert all(row.fits and row.tokens_per_second is None for row in found.rows)
+    options = ["--memory", "8", "--bandwidth", "40", "--context", "4096"]
+    command = [sys.executable, "-m", "linexport", "plan", str(tmp_path / "a"), *options]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sequences/s at most" in shown and "tokens/s" not in shown and "states  " not in shown
 
 
 def targets(found: DevicePlan) -> set[str]:
