@@ -29,7 +29,7 @@ from linexport.planning.planned_model import PlannedModel
 from linexport.planning.weights import Kind, PlannedWeight, Role
 from linexport.plugins.ops.registry import known_shapes
 from linexport.targets.lowering.kept_logits import with_kept_logits
-from linexport.targets.runtime.options import LOGITS_TO_KEEP
+from linexport.targets.runtime.options import LOGITS_FROM
 
 PASSED_ON = ("Transpose", "Cast", "DequantizeLinear", "Reshape", "Identity")
 """Operators between a weight and the node that computes with it."""
@@ -101,7 +101,7 @@ def _last_logits(manifest: Manifest, model: onnx.ModelProto) -> onnx.ModelProto:
     logits = logits_of(manifest)
     kept = model if logits is None else with_kept_logits(model, logits)
     if kept is not model:
-        kept.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), LOGITS_TO_KEEP))
+        kept.graph.initializer.append(numpy_helper.from_array(np.full(1, -1), LOGITS_FROM))
     return kept
 
 

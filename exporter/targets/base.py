@@ -17,7 +17,12 @@ from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.system.time_limit import watched
 from linexport.system.untyped import ArrayLike
-from linexport.targets.runtime.options import LOGITS_TO_KEEP, session_options, write_profile
+from linexport.targets.runtime.options import (
+    LOGITS_FROM,
+    LOGITS_TO_KEEP,
+    session_options,
+    write_profile,
+)
 from linexport.targets.runtime.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
@@ -309,14 +314,15 @@ class OrtSession:
             self.memory = OrtMemory(self.inner, found.captures)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
-        self.keeps_logits = any(i.name == LOGITS_TO_KEEP for i in self.inner.get_inputs())
+        self.keeps_logits = any(i.name == LOGITS_FROM for i in self.inner.get_inputs())
 
     def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
         """See ``InferenceSession``; states that are on a device stay there."""
+        complete = self._complete(inputs)
         if self.memory is not None:
-            return self.memory.run(inputs, {})
+            return self.memory.run(complete, {})
         with watched() as options:
-            values = self.inner.run(None, self._complete(inputs), options)
+            values = self.inner.run(None, complete, options)
         return dict(zip(self.output_names, values, strict=True))
 
     def run_into(
@@ -328,11 +334,15 @@ class OrtSession:
         bound = self.memory or OrtMemory(self.inner)
         return bound.run(self._complete(inputs), arrays)
 
-    def _complete(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Return inputs with the number of logits, all where none is given."""
+    def _complete(self, inputs: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+        """Return the inputs of the graph, with where logits begin; all where no number is given."""
         import numpy as np
 
-        return {**({LOGITS_TO_KEEP: np.zeros(1, np.int64)} if self.keeps_logits else {}), **inputs}
+        if not self.keeps_logits:
+            return inputs
+        kept = np.asarray(inputs.get(LOGITS_TO_KEEP, 0), np.int64).reshape(1)
+        others = {name: value for name, value in inputs.items() if name != LOGITS_TO_KEEP}
+        return {**others, LOGITS_FROM: -kept}
 
     def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """See ``DeviceSession``; on ONNX Runtime's CPU provider arrays stay as they are."""

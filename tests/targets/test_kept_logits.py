@@ -17,7 +17,7 @@ from linexport.artifact import Artifact
 from linexport.errors import UsageError
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering.kept_logits import with_kept_logits
-from linexport.targets.runtime.options import LOGITS_TO_KEEP
+from linexport.targets.runtime.options import LOGITS_FROM, LOGITS_TO_KEEP
 
 WIDTH, VOCABULARY = 4, 7
 
@@ -67,9 +67,9 @@ def test_logits_of_the_last_tokens_are_those_of_all(name: str, kept: int) -> Non
     onnx.checker.check_model(changed, full_check=True)
     session = onnxruntime.InferenceSession(changed.SerializeToString())
     x = np.random.default_rng(1).normal(size=(2, 5, WIDTH)).astype(np.float32)
-    (whole,) = session.run(None, {"x": x, LOGITS_TO_KEEP: np.array([0])})
+    (whole,) = session.run(None, {"x": x, LOGITS_FROM: np.array([0])})
     (original,) = onnxruntime.InferenceSession(TAILS[name].SerializeToString()).run(None, {"x": x})
-    (last,) = session.run(None, {"x": x, LOGITS_TO_KEEP: np.array([kept])})
+    (last,) = session.run(None, {"x": x, LOGITS_FROM: np.array([-kept])})
     np.testing.assert_array_equal(whole, original)
     np.testing.assert_allclose(last, original[:, -kept:], rtol=1e-6)
     assert last.shape[1] == min(kept, 5)

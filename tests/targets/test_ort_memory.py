@@ -18,9 +18,10 @@ import pytest
 
 import linexport
 from linexport.manifest.placement import ORT_CPU
-from linexport.targets.runtime import providers
+from linexport.targets.runtime import cuda_graphs, providers
 from linexport.targets.runtime.device_array import DeviceArray
 from linexport.targets.runtime.device_memory import OrtMemory
+from linexport.targets.runtime.options import LOGITS_FROM
 from linexport.targets.runtime.providers import Provider
 from tests.support import device_scenarios
 
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "host")
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "NAMES", (*providers.NAMES, "host"))
-    monkeypatch.setitem(providers.PROVIDERS, "host", Provider(ORT_CPU, "onnxruntime"))
+    monkeypatch.setitem(
+        providers.PROVIDERS, "host", Provider(ORT_CPU, "onnxruntime", keeps_logits=True)
+    )
     monkeypatch.setattr(device_scenarios, "mark", lambda name: None)
 
 
@@ -137,6 +140,43 @@ def test_calls_that_are_alike_are_bound_once(converted: Callable[..., Path]) -> 
         for name, values in theirs.items():
             assert np.allclose(ours[name], values, rtol=1e-4, atol=1e-5), (name, length)
     assert len(bound._session.memory._graphs._calls) == 2
+
+
+def test_logits_that_are_kept_are_part_of_a_call(converted: Callable[..., Path]) -> None:
+    """A graph is made with where logits begin: calls for other logits are other calls."""
+    folder, random = converted("language_model"), np.random.default_rng(1)
+    plain, bound = linexport.load(folder, threads=1), _opened(folder, "host")
+    assert bound._session.keeps_logits
+    want, got = plain.stream(), bound.stream()
+    for turn in range(60):
+        tokens, kept = random.integers(0, 90, (2, 5)), (1, 3, 0)[turn % 3]
+        ours = got.step(tokens, logits_to_keep=kept)["output"]
+        theirs = want.step(tokens, logits_to_keep=kept)["output"]
+        assert ours.shape == (2, kept or 5, 256)
+        assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-5), turn
+    calls = bound._session.memory._graphs._calls
+    starts = {value for call in calls for name, *_, value in call.host if name == LOGITS_FROM}
+    assert len(starts) == 3
+
+
+def test_prompts_of_many_lengths_leave_room_for_steps(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "KEPT", 8)
+    monkeypatch.setattr(cuda_graphs, "MET", 30)
+    bound = _opened(converted("language_model"), "host")
+    graphs = bound._session.memory._graphs
+    for _ in range(cuda_graphs.PROMPT_MEETINGS + 1):
+        for length in range(2, 9):
+            bound.stream().step(np.ones((1, length), np.int64))
+    assert len(graphs._calls) == 4 and not any(call.is_step for call in graphs._calls)
+    for length in range(2, 200):  # each once: forgotten before it is met again
+        bound.stream().step(np.ones((1, length), np.int64))
+    assert len(graphs._met) == 30
+    live = bound.stream()
+    for _ in range(6):
+        live.step(np.ones((1, 1), np.int64))
+    assert sum(call.is_step for call in graphs._calls) >= 2
 
 
 def test_results_of_a_bound_call_are_the_callers_own(converted: Callable[..., Path]) -> None:

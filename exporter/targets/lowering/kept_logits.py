@@ -1,12 +1,14 @@
 """A language model's head, run on the last tokens alone where no other logits are read.
 
     x (B, T, W) -> head -> logits (B, T, V)
-    x (B, T, W) -> Slice [-n:] -> head -> logits (B, n, V)         n = logits_to_keep
+    x (B, T, W) -> Slice [s:] -> head -> logits (B, n, V)          s = -n, n = logits_to_keep
 
 For 0 the Slice begins at -0 and takes all tokens. The head works on each token alone, so that the
 logits of the others are the same numbers. This is made of a model when it is opened: its file, and
-what other programs read of it, does not change. The name, and 0 for all, are those of transformers.
-(An initializer that is an input, too, would be a default; ONNX Runtime binds no arrays to it.)
+what other programs read of it, does not change. ``logits_to_keep``, and 0 for all, are those of
+transformers. The input is s, which a GPU's Slice reads on the host: a node that negates n there
+would be one that no CUDA graph takes. (An initializer that is an input, too, would be a default;
+ONNX Runtime binds no arrays to it.)
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ from onnx import helper, numpy_helper
 
 from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.walk import reads
-from linexport.targets.runtime.options import LOGITS_TO_KEEP
-
-INPUT = LOGITS_TO_KEEP
+from linexport.targets.runtime.options import LOGITS_FROM
 
 PRODUCTS = ("MatMul", "MatMulNBits")
 """Operators that a head may be: with tokens as their first input, and weights."""
@@ -30,7 +30,7 @@ TOKENS, END = 1, np.iinfo(np.int64).max
 
 
 def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
-    """Return a model that takes ``logits_to_keep``, or the very one given where it cannot.
+    """Return a model that takes ``logits_from``, or the very one given where it cannot.
 
     Args:
         model: with a head that is one product with stored weights.
@@ -41,23 +41,19 @@ def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     graph = changed.graph
     head = find_head(graph, output)
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
-    if head is None or INPUT in taken | {i.name for i in graph.input}:
+    if head is None or LOGITS_FROM in taken | {i.name for i in graph.input}:
         return model
-    constants = {"start": -np.ones(1), "end": np.full(1, END), "axis": np.full(1, TOKENS)}
-    for name, values in constants.items():
-        stored = numpy_helper.from_array(values.astype(np.int64), f"{INPUT}/{name}")
-        graph.initializer.append(stored)
-    graph.input.append(helper.make_tensor_value_info(INPUT, onnx.TensorProto.INT64, [1]))
-    start, end, axis = (f"{INPUT}/{name}" for name in constants)
-    first, kept = f"{INPUT}/first", f"{INPUT}/tokens"
+    end, axis, kept = (f"{LOGITS_FROM}/{name}" for name in ("end", "axis", "tokens"))
+    for name, value in ((end, END), (axis, TOKENS)):
+        graph.initializer.append(numpy_helper.from_array(np.full(1, value, np.int64), name))
+    graph.input.append(helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1]))
     index = next(i for i, node in enumerate(graph.node) if node is head)
-    cut = helper.make_node("Slice", [head.input[0], first, end, axis], [kept], name=INPUT)
+    given = [head.input[0], LOGITS_FROM, end, axis]
     head.input[0] = kept
-    graph.node.insert(index, cut)
-    graph.node.insert(index, helper.make_node("Mul", [INPUT, start], [first]))
+    graph.node.insert(index, helper.make_node("Slice", given, [kept], name=LOGITS_FROM))
     _forget_sizes(graph, {name for name, _ in made_of(graph, output)})
     logits = next(o for o in graph.output if o.name == output)
-    logits.type.tensor_type.shape.dim[TOKENS].dim_param = f"{INPUT}/length"
+    logits.type.tensor_type.shape.dim[TOKENS].dim_param = f"{LOGITS_FROM}/length"
     return changed
 
 

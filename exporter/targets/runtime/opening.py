@@ -27,7 +27,7 @@ from linexport.targets.lowering import op_functions
 from linexport.targets.lowering.kept_logits import with_kept_logits
 from linexport.targets.runtime import cuda_graphs, placement
 from linexport.targets.runtime.options import changed_graph, given
-from linexport.targets.runtime.providers import CPU, CUDA, Execution
+from linexport.targets.runtime.providers import CPU, CUDA, PROVIDERS, Execution
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ def opened(
 ) -> Opened:
     """Open a model; arguments and errors are those of ``OrtSession``."""
     if execution.provider != CPU:
-        return _on_provider(model, options, threads, execution)
+        keeps = PROVIDERS[execution.provider].keeps_logits
+        return _on_provider(model, options, threads, execution, logits if keeps else None)
     if native:
         found = _tried(
             "by the CPU library", lambda: _by_cpu_library(model, options(), threads, logits)
@@ -113,9 +114,11 @@ def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelPr
 
 
 def _on_provider(
-    model: ModelSource, options: Options, threads: int, execution: Execution
+    model: ModelSource, options: Options, threads: int, execution: Execution, logits: str | None
 ) -> Opened:
-    adapted = partial(placement.adapted, provider=execution.provider)
+    def adapted(graph: onnx.ModelProto) -> onnx.ModelProto:
+        return placement.adapted(_keeping(graph, logits), execution.provider)
+
     changed, graph = changed_graph(model, adapted)
 
     def way(native: bool, captures: bool) -> Opened:

@@ -16,7 +16,10 @@ EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
 LOGITS_TO_KEEP = "logits_to_keep"
-"""Input of a language model: of how many last tokens logits are computed; 0 for all."""
+"""Argument of a language model's call: of how many last tokens logits are computed; 0 for all."""
+
+LOGITS_FROM = "logits_from"
+"""Input of the graph that is run: the token from which on they are, negative: from the end."""
 
 Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
 """Returns the graph to run, or the very one that it is given."""

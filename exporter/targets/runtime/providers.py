@@ -75,6 +75,8 @@ class Provider:
         needs: of NVIDIA's that are part of ONNX Runtime, what installs the libraries they load.
         amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
         has_kernels: it has them of the operators of ONNX Runtime's in ``lowering.op_functions``.
+        keeps_logits: it runs a language model's head on some tokens alone, see
+            ``lowering.kept_logits``.
     """
 
     ort_name: str
@@ -89,6 +91,7 @@ class Provider:
     needs: str = ""
     amend: Callable[[Iterable[onnx.NodeProto]], None] = _as_it_is
     has_kernels: bool = False
+    keeps_logits: bool = False
 
 
 PROVIDERS = {
@@ -99,6 +102,7 @@ PROVIDERS = {
         purpose="run artifacts on NVIDIA GPUs, also those of target ort-cuda",
         options=lambda threads: {"use_tf32": "0"},
         has_kernels=True,
+        keeps_logits=True,
         needs="CUDA's libraries and cuDNN are installed by pip install "
         "'onnxruntime-gpu[cuda,cudnn]', and libcuda.so.1 by NVIDIA's driver.",
     ),
