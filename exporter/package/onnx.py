@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from linexport.artifact import write
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.proving import openvino
-from linexport.package.standalone import standalone
+from linexport.package.standalone import save_one_file, standalone
 
 
 def _write(job: Packaging) -> Packaged:
     model, renamed = standalone(job)
-    write.save_model(model, job.folder)
+    save_one_file(model, job.folder)
     return Packaged(renamed)
 
 

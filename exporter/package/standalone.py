@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 
+from linexport.artifact import write
 from linexport.errors import UsageError
 from linexport.graph.walk import all_graphs, nodes_within, rename_values
 from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
 from linexport.targets.lowering import op_functions
 from linexport.targets.lowering.inlined import inlined
-
-MAX_FILE_BYTES = 2**31 - 2**20
-"""Bytes of a protobuf; these systems take no weights in other files."""
 
 
 def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -37,13 +36,18 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     return model, rename_interface(model)
 
 
+def save_one_file(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write ``model.onnx`` with all weights inside; returns its path."""
+    return write.save_model(model, folder, above=write.ONE_FILE)
+
+
 def check_size(job: Packaging) -> None:
     """Refuse an artifact that is not a single file.
 
     Raises:
         UsageError: it is too large.
     """
-    if sum(file.bytes for file in job.manifest.files.values()) > MAX_FILE_BYTES:
+    if sum(file.bytes for file in job.manifest.files.values()) > write.ONE_FILE:
         raise UsageError(
             f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
             "weights in others. Quantise it: linexport quantize."

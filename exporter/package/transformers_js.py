@@ -28,7 +28,7 @@ from linexport.graph.states import State
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.lookups import expand_lookups
 from linexport.package.proving import transformers_js as proving
-from linexport.package.standalone import standalone
+from linexport.package.standalone import save_one_file, standalone
 from linexport.system.json_object import JsonObject
 
 LAYOUT = "qwen3_next"
@@ -56,7 +56,7 @@ def _write(job: Packaging) -> Packaged:
     dtype, suffix = PRECISIONS.get(quantised.weights, FLOAT32) if quantised else FLOAT32
     folder = job.folder / "onnx"
     folder.mkdir()
-    write.save_model(model, folder).rename(folder / f"model{suffix}.onnx")
+    save_one_file(model, folder).rename(folder / f"model{suffix}.onnx")
     files = job.manifest.files
     kept = [n for n in manifests.LANGUAGE_FILES if n in files and n != MODEL_CONFIG]
     write.copy_files((job.source / name for name in kept), job.folder)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from onnx import helper
 from onnx.parser import parse_model
 
 import linexport
+from linexport.artifact import write
 from linexport.errors import ParityError, UsageError
 from linexport.graph.walk import nodes_within
 from linexport.manifest import describe_files, read, to_json
@@ -409,3 +411,20 @@ def test_wrong_options_of_a_card_are_named(
 def test_help_names_every_destination(cli: Callable[..., Any]) -> None:
     text = cli("package", "--help").out
     assert all(name in text for name in destinations())
+
+
+@pytest.mark.parametrize("destination", ["onnx", "transformers.js"])
+def test_one_file_has_the_weights_that_an_artifact_has_beside_it(
+    factories: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    destination: str,
+) -> None:
+    monkeypatch.setattr(write, "EXTERNAL_ABOVE", 1000)
+    source = tmp_path / "artifact"
+    linexport.convert(factories.source("language_model"), source, bench=False, threads=1)
+    assert (source / "model.onnx.data").exists()
+    package(source, find_destination(destination), tmp_path / "package")
+    [path] = (tmp_path / "package").rglob("*.onnx")
+    assert not list((tmp_path / "package").rglob("*data"))
+    onnxruntime.InferenceSession(path.read_bytes())
