@@ -25,6 +25,7 @@ from linexport.plugins.cuda import library as cuda_library
 from linexport.system.time_limit import opening
 from linexport.targets.lowering import op_functions
 from linexport.targets.lowering.kept_logits import with_kept_logits
+from linexport.targets.lowering.transposed_weights import with_transposed_weights
 from linexport.targets.runtime import cuda_graphs, placement
 from linexport.targets.runtime.options import changed_graph, given
 from linexport.targets.runtime.providers import CPU, CUDA, PROVIDERS, Execution
@@ -70,9 +71,9 @@ def opened(
         )
         if found is not None:
             return found
-    kept = partial(_keeping, logits=logits)
+    kept = partial(_for_cpu, logits=logits)
     try:
-        return Opened(_on_cpu(changed_graph(model, kept)[0] if logits else model, options()))
+        return Opened(_on_cpu(changed_graph(model, kept)[0], options()))
     except NotImplemented:
         defined = changed_graph(model, lambda graph: op_functions.defined(kept(graph)))[0]
         return Opened(_on_cpu(defined, options()))
@@ -104,13 +105,17 @@ def _keeping(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
     return model if logits is None else with_kept_logits(model, logits)
 
 
+def _for_cpu(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
+    return with_transposed_weights(_keeping(model, logits))
+
+
 def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
     from linexport.targets.cpu_fusion import with_programs
     from linexport.targets.cpu_fusion.chains import with_chains
     from linexport.targets.cpu_fusion.integer_products import with_integer_products
 
     cpu_library.check_nodes(model)
-    return with_integer_products(with_chains(with_programs(_keeping(model, logits))))
+    return with_integer_products(with_chains(with_programs(_for_cpu(model, logits))))
 
 
 def _on_provider(
