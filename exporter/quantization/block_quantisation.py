@@ -81,6 +81,7 @@ class Quantised:
         values: q, uint8 (N, blocks, block).
         scales: s, float32 (N, blocks).
         zeros: z, uint8 (N, blocks).
+        order: int64 (K,), the input at each place of the blocks; None: inputs are in their order.
     """
 
     grid: Grid
@@ -88,13 +89,17 @@ class Quantised:
     values: NDArray[np.uint8]
     scales: Matrix
     zeros: NDArray[np.uint8]
+    order: NDArray[np.int64] | None = None
 
     def matrix(self) -> Matrix:
         """The matrix that the runtime computes with, float32 (N, K)."""
         centred = self.values.astype(np.float32) - self.zeros[..., None]
-        return np.ascontiguousarray(
-            (centred * self.scales[..., None]).reshape(len(self.values), -1)[:, : self.inputs]
-        )
+        spread = (centred * self.scales[..., None]).reshape(len(self.values), -1)[:, : self.inputs]
+        if self.order is None:
+            return np.ascontiguousarray(spread)
+        result = np.empty_like(spread)
+        result[:, self.order] = spread
+        return result
 
     def packed(self) -> dict[str, NDArray]:
         """Return what is stored, by name: values (N, blocks, bytes), scales and zero points.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from linexport.errors import LinexportError, UsageError
 from linexport.quantization.block_quantisation import Grid, Matrix, Quantised
 from linexport.quantization.choose_bits import Chosen
+from linexport.quantization.input_order import Order
 from linexport.quantization.quantisable import TABLE_BITS, KeptWeight, Weight
 from linexport.quantization.stored_integers import BITS, NotExactError, as_blocks, on_grid
 from linexport.quantization.stored_rows import MatchedRows, StoredRows, parts
@@ -41,6 +42,12 @@ _OTHER_NUMBERS = (
     "its integers in blocks mean other float32 numbers than in the checkpoint, whose format rounds "
     "them more than once"
 )
+
+_ORDER_OF_OTHERS = (
+    "its groups are of inputs in another order (g_idx), and only inputs of a single product are "
+    "gathered in that order, neither those of experts nor rows of a table"
+)
+_ORDERS = "the projections that it joins have their inputs in different orders (g_idx)"
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,8 @@ def _kept(weight: Weight, matrix: Matrix, rows: StoredRows, portable: bool) -> Q
         raise NotExactError(_CHANGED)
     made = _joined(found, len(matrix))
     bits, product_alone = made.grid.bits, not weight.is_table and weight.experts is None
+    if made.order is not None and not product_alone:
+        raise NotExactError(_ORDER_OF_OTHERS)
     if weight.is_table and portable:
         bits = max(bits, TABLE_BITS)  # the standard Gather has no type of 4
     symmetric = made.grid.symmetric and product_alone and bits == min(BITS)
@@ -163,7 +172,9 @@ def _joined(pieces: Sequence[MatchedRows], outputs: int) -> Quantised:
         min(one.grid.block for one in made),
         all(one.grid.symmetric for one in made),
     )
-    inputs = made[0].inputs
+    inputs, order = made[0].inputs, made[0].order
+    if not all(_same(one.order, order) for one in made):
+        raise NotExactError(_ORDERS)
     count = grid.blocks(inputs)
     values = np.empty((outputs, count, grid.block), np.uint8)
     scales, zeros = np.empty((outputs, count), np.float32), np.empty((outputs, count), np.uint8)
@@ -171,7 +182,13 @@ def _joined(pieces: Sequence[MatchedRows], outputs: int) -> Quantised:
         same = on_grid(one, grid)
         values[piece.places] = same.values
         scales[piece.places], zeros[piece.places] = same.scales, same.zeros
-    return Quantised(grid, inputs, values, scales, zeros)
+    return Quantised(grid, inputs, values, scales, zeros, order)
+
+
+def _same(left: Order | None, right: Order | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return np.array_equal(left, right)
 
 
 def _rows(piece: MatchedRows) -> Quantised:

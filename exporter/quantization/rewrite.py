@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.quantization import expert_products, experts
 from linexport.quantization.block_quantisation import Quantised
+from linexport.quantization.input_order import InputOrders
 from linexport.quantization.quantisable import Use, Weight
 
 INTEGER_ACTIVATIONS = 4
@@ -79,6 +80,7 @@ def replaced_weights(
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
+    orders = InputOrders()
     by_node: dict[int, list[tuple[Use, WithValues]]] = {}
     for made in chosen.values():
         for use in made.weight.uses:
@@ -90,7 +92,10 @@ def replaced_weights(
             nodes.append(node)
         elif len(read) == 1:
             [(use, made)] = read
-            nodes.extend(replacement(node, use, made.weight, made.quantised))
+            order = made.quantised.order
+            *gathers, product = [node] if order is None else orders.nodes(node, order)
+            nodes.extend(gathers)
+            nodes.extend(replacement(product, use, made.weight, made.quantised))
         else:
             up, down = ((made.weight, made.quantised) for _, made in read)
             fused = up[0].experts is not None and up[0].experts.fused
@@ -105,6 +110,7 @@ def replaced_weights(
     result.graph.initializer.extend(left)
     for made in chosen.values():
         result.graph.initializer.extend(initializers(made.weight, made.quantised))
+    result.graph.initializer.extend(orders.initializers())
     return result
 
 

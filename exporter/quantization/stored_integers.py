@@ -6,8 +6,9 @@
     q = codes + shift      z = zeros + shift      s = scales[r, c]
 
 The shift makes signed integers unsigned. A group that is longer than a block gives its scale and
-zero point to several; so groups of 16, 32, 48, ... inputs in order can be held. An offset o that is
-added last is a zero point -o / scale where that is an integer.
+zero point to several; so groups of 16, 32, 48, ... inputs can be held. Inputs whose groups are in
+another order (``g_idx`` of GPTQ) are sorted by group, and the product reads them so. An offset o
+that is added last is a zero point -o / scale where that is an integer.
 """
 
 from __future__ import annotations
@@ -59,13 +60,18 @@ def as_blocks(packed: PackedTensor) -> Quantised:
         raise NotExactError(
             f"its integers and zero points are from {low} to {high}, which 8 bits do not hold"
         )
-    grid = Grid(bits, _block(packed.columns, bits))
-    first = packed.columns[:: grid.block]
+    order = _order(packed.columns)
+    codes, columns = packed.codes, packed.columns
+    if order is not None:
+        codes, columns = codes[:, order], columns[order]
+    grid = Grid(bits, _block(columns, bits))
+    first = columns[:: grid.block]
     scales = packed.scales.float()[:, first][packed.rows].contiguous().numpy()
     own = (zeros + shift)[:, first][packed.rows].to(torch.uint8).contiguous().numpy()
-    values = _values(packed.codes, shift, own, grid)
-    symmetric = bits == min(BITS) and bool((own == grid.middle).all())
-    return Quantised(Grid(bits, grid.block, symmetric), packed.codes.shape[1], values, scales, own)
+    values = _values(codes, shift, own, grid)
+    grid = replace(grid, symmetric=bits == min(BITS) and bool((own == grid.middle).all()))
+    sorted_inputs = None if order is None else order.numpy()
+    return Quantised(grid, codes.shape[1], values, scales, own, sorted_inputs)
 
 
 def on_grid(made: Quantised, grid: Grid) -> Quantised:
@@ -81,7 +87,7 @@ def on_grid(made: Quantised, grid: Grid) -> Quantised:
     values = made.values.reshape(len(made.values), -1, grid.block)[:, :count]
     scales = made.scales.repeat(times, 1)[:, :count]
     zeros = made.zeros.repeat(times, 1)[:, :count]
-    return Quantised(grid, made.inputs, np.ascontiguousarray(values), scales, zeros)
+    return replace(made, grid=grid, values=np.ascontiguousarray(values), scales=scales, zeros=zeros)
 
 
 def _range(codes: Tensor, zeros: Tensor) -> tuple[int, int]:
@@ -130,14 +136,16 @@ def _block(columns: Tensor, bits: int) -> int:
     fitting = [size for size in SIZES if _whole(columns, size)]
     if fitting:
         return min(fitting, key=lambda size: Grid(bits, size).row_bytes(len(columns)))
-    if bool((columns.diff() < 0).any()):
-        raise NotExactError(
-            "its groups are of inputs in another order (g_idx), and those of MatMulNBits of "
-            "consecutive ones"
-        )
     raise NotExactError(
         f"its groups of {int((columns == columns[0]).sum())} inputs end inside of blocks of 16"
     )
+
+
+def _order(columns: Tensor) -> Tensor | None:
+    """Return the inputs sorted by group; None where blocks hold them as they are."""
+    if _whole(columns, min(SIZES)) or not bool((columns.diff() < 0).any()):
+        return None
+    return torch.argsort(columns, stable=True)
 
 
 def _whole(columns: Tensor, size: int) -> bool:

@@ -128,23 +128,61 @@ def test_a_model_that_is_proven_by_layers_keeps_its_integers(
     check_outputs(tmp_path / "artifact", floats)
 
 
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_groups_in_another_order_are_kept_and_inputs_gathered(
+    target: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """All products of one value read one Gather of it."""
+    write = quantised.gptq(order="shared")
+    settings = FORMATS["gptq-act-order"][1]
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, write, settings)
+    manifest = kept(few, tmp_path / "artifact", target=target)
+    stored = load_file(few / "model.safetensors")
+    assert all(f"{stem}.g_idx" in stored for stem in stems(manifest))
+    assert len(stems(manifest)) == 12
+    check_outputs(tmp_path / "artifact", floats)
+    model = onnx.load(tmp_path / "artifact" / "model.onnx", load_external_data=False)
+    gathers = [n for n in model.graph.node if any("input_order/" in name for name in n.input[1:])]
+    values = {n.input[0] for n in gathers}
+    assert len(values) == len(gathers)
+    read = {n.output[0] for n in gathers}
+    products = [n for n in model.graph.node if n.op_type in ("MatMulNBits", "MatMul")]
+    assert sum(n.input[0] in read for n in products) == 12 > len(gathers)
+    assert sum("input_order/" in t.name for t in model.graph.initializer) == len(
+        {int(w.shape[0]) for name, w in stored.items() if name.endswith("g_idx")}
+    )
+
+
+def test_experts_in_another_order_are_left_in_float32_with_a_reason(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    write = quantised.gptq(order="shared")
+    settings = FORMATS["gptq-act-order"][1]
+    few, floats = quantise(model_folder("qwen3_next"), tmp_path, write, settings)
+    manifest = kept(few, tmp_path / "artifact")
+    assert manifest.quantisation is not None
+    reasons = {one.name: one.reason for one in manifest.quantisation.kept}
+    assert "neither those of experts" in reasons["model.model.layers.1.mlp.experts.gate_up_proj"]
+    check_outputs(tmp_path / "artifact", floats)
+
+
 def test_weights_that_cannot_be_kept_are_left_in_float32_with_a_reason(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Half of the weights have their groups in another order."""
+    """Half of the weights have groups that no blocks hold."""
     turn = iter(range(99))
 
     def write(generator: np.random.Generator, shape: tuple[int, int]) -> Written:
-        return quantised.gptq(ordered=next(turn) % 2 == 0)(generator, shape)
+        return quantised.gptq(size=16 if next(turn) % 2 else 8)(generator, shape)
 
-    few, floats = quantise(model_folder("falcon_h1"), tmp_path, write, FORMATS["gptq"][1])
+    settings = {**FORMATS["gptq"][1], "group_size": -1}
+    few, floats = quantise(model_folder("falcon_h1"), tmp_path, write, settings)
     manifest = kept(few, tmp_path / "artifact", target="onnx")
-    stored, found = load_file(few / "model.safetensors"), initializers(tmp_path / "artifact")
-    assert not any(f"{stem}.g_idx" in stored for stem in stems(manifest))
+    found = initializers(tmp_path / "artifact")
     record = manifest.quantisation
     assert record is not None
     reasons = {one.name: one.reason for one in record.kept}
-    assert any("in another order (g_idx)" in reason for reason in reasons.values())
+    assert any("end inside of blocks of 16" in reason for reason in reasons.values())
     assert any("the checkpoint has it in floats" in reason for reason in reasons.values())
     assert all(found[name].dtype == np.float32 for name in reasons)
     check_outputs(tmp_path / "artifact", floats)

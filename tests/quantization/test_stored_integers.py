@@ -46,9 +46,11 @@ def check(packed: PackedTensor) -> Quantised:
     made = as_blocks(packed)
     outputs, inputs = packed.codes.shape
     size, numbers = made.grid.block, made.values.reshape(outputs, -1)[:, :inputs].astype(int)
-    shift = numbers - packed.codes.numpy().astype(int)
+    order = np.arange(inputs) if made.order is None else made.order
+    assert sorted(order) == list(range(inputs))
+    shift = numbers - packed.codes.numpy().astype(int)[:, order]
     assert np.unique(shift).tolist() in ([0], [8], [128])
-    first = packed.columns[::size]
+    first = packed.columns[order][::size]
     scales = packed.scales.float()[:, first][packed.rows].numpy()
     np.testing.assert_array_equal(made.scales.view(np.uint32), scales.view(np.uint32))
     if packed.offsets is None:
@@ -82,7 +84,9 @@ def product_with_identity(made: Quantised) -> np.ndarray:
     )
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    return session.run(None, {"x": np.eye(made.inputs, dtype=np.float32)})[0]
+    identity = np.eye(made.inputs, dtype=np.float32)
+    gathered = identity if made.order is None else identity[:, made.order]
+    return session.run(None, {"x": gathered})[0]
 
 
 def sizes(rows: int = 1, columns: int = 1, most: int = 5) -> st.SearchStrategy[tuple[int, int]]:
@@ -100,6 +104,16 @@ def test_gptq(shape: tuple[int, int], bits: int, version: int, size: int) -> Non
     config = {"quant_method": "gptq", "bits": bits, "checkpoint_format": layout}
     packed = stored(quantised.gptq(bits, size, version), config | {"group_size": size}, shape)
     assert check(packed).grid.bits == (8 if bits == 8 else 4)
+
+
+@fast
+@given(sizes(32, 32), st.sampled_from([4, 8]), st.sampled_from([16, 32, 48]))
+def test_gptq_in_the_order_of_activations(shape: tuple[int, int], bits: int, size: int) -> None:
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": True}
+    packed = stored(quantised.gptq(bits, size, order="own"), config, shape)
+    made = check(packed)
+    in_order = not bool((packed.columns.diff() < 0).any())
+    assert (made.order is None) == in_order
 
 
 @fast
@@ -191,7 +205,6 @@ def affine(shape: tuple[int, int], bits: int, seed: int) -> PackedTensor:
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
 NOT_KEPT: dict[str, tuple[Writer, dict[str, Any], str]] = {
-    "act-order": (quantised.gptq(ordered=False), GPTQ, r"in another order \(g_idx\)"),
     "groups of 24": (
         quantised.awq(24),
         {"quant_method": "awq", "group_size": 24},
@@ -219,7 +232,7 @@ def test_zero_points_between_integers_are_not_held() -> None:
 
 RECORDED = ROOT / "tests" / "sources" / "packed" / "recorded"
 HELD = {
-    *("awq-4", "gptq-2", "gptq-3", "gptq-4", "mlx-2"),
+    *("awq-4", "gptq-2", "gptq-3", "gptq-4", "gptq-4-act", "gptq-8-act", "mlx-2"),
     *("ct-int8", "ct-pack3-asym-channel", "ct-pack4", "ct-pack4-asym", "ct-pack8"),
 }
 """Files whose integers blocks hold; of MLX, that whose offsets happen to be even multiples."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.errors import UnsupportedModelError
-from linexport.quantization.keep import check_checkpoint, keep_integers
+from linexport.quantization.keep import KeptIntegers, check_checkpoint, keep_integers
 from linexport.quantization.quantisable import Use, Weight
 from linexport.quantization.stored_rows import StoredRows
 from linexport.sources.packed import StoredWeights
@@ -74,6 +74,30 @@ def test_rows_of_several_grids_are_kept_on_one() -> None:
     codes = torch.cat([both[0].codes, both[1].codes.flip(0)])
     np.testing.assert_array_equal(values, codes.numpy())
     np.testing.assert_array_equal(chosen.quantised.matrix(), matrix)
+
+
+def test_joined_weights_are_kept_where_their_inputs_are_in_one_order() -> None:
+    order, other = (np.random.default_rng(seed).permutation(INPUTS) for seed in (5, 6))
+
+    def joined(*orders: np.ndarray) -> KeptIntegers:
+        tensors = {}
+        for k, own in enumerate(orders):
+            packed = tensor("t", 5, k).packed()
+            assert packed is not None
+            moved = replace(packed, codes=packed.codes[:, own], columns=packed.columns[own])
+            name = f"t{k}"
+            tensors[name] = StoredTensor(name, (5, INPUTS), lambda moved=moved: moved, frozenset())
+        matrix = np.concatenate([t.read().numpy() for t in tensors.values()])
+        stored = StoredWeights((), tensors, "a format")
+        return keep_integers(
+            stored, [[weight("w", len(matrix))]], {"w": matrix}, False, lambda *_: None
+        )
+
+    [chosen] = joined(order, order).chosen
+    assert chosen.quantised.order is not None
+    for orders in ((order, other), (order, np.arange(INPUTS))):
+        [left] = joined(*orders).left
+        assert "it joins have their inputs in different orders" in left.reason
 
 
 def test_integers_that_mean_other_numbers_are_not_kept() -> None:

@@ -55,15 +55,24 @@ def draw(
     return codes, zeros, scales.astype(np.float16)
 
 
-def gptq(bits: int = 4, size: int = 16, version: int = 1, ordered: bool = True) -> Writer:
-    """GPTQ; version 1 has zeros lower by one; not ordered: ``g_idx`` is no series of blocks."""
+def gptq(bits: int = 4, size: int = 16, version: int = 1, order: str = "blocks") -> Writer:
+    """GPTQ; version 1 has zeros lower by one.
+
+    Args:
+        bits: of an integer.
+        size: inputs of a group.
+        version: of the format, 1 or 2.
+        order: of ``g_idx``: "blocks", "own" of each weight, or "shared" by weights of as many
+            inputs, as by those of one layer.
+    """
 
     def write(generator: np.random.Generator, shape: tuple[int, int]) -> Written:
         inputs = shape[1]
         groups = -(-inputs // size)
         codes, zeros, scales = draw(generator, shape, bits, groups)
         index = np.arange(inputs) // size
-        index = index if ordered else generator.permutation(index)
+        drawn = np.random.default_rng(inputs) if order == "shared" else generator
+        index = index if order == "blocks" else drawn.permutation(index)
         if version == 1 and bits == 3:
             zeros = np.maximum(zeros, 1)  # no borrow from a field that lies across words
         stored = words(zeros.T, bits).view(np.uint32)
@@ -77,7 +86,7 @@ def gptq(bits: int = 4, size: int = 16, version: int = 1, ordered: bool = True) 
             "scales": tensor(scales.T),
             "g_idx": tensor(index.astype(np.int32)),
         }
-        if ordered and inputs % size == 0:
+        if order == "blocks" and inputs % size == 0:
             del parts["g_idx"]
         return parts, (codes - zeros[:, index]) * scales.astype(np.float64)[:, index]
 

@@ -24,7 +24,7 @@ BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 24]}
 FORMATS: dict[str, tuple[Any, ...]] = {
     "gptq": (quantised.gptq(), GPTQ),
-    "gptq-act-order": (quantised.gptq(ordered=False), {**GPTQ, "desc_act": True}),
+    "gptq-act-order": (quantised.gptq(order="own"), {**GPTQ, "desc_act": True}),
     "gptq-v2": (quantised.gptq(version=2), {**GPTQ, "checkpoint_format": "gptq_v2"}),
     "gptq-8": (quantised.gptq(8), {**GPTQ, "bits": 8}),
     "awq": (quantised.awq(), {"quant_method": "awq", "bits": 4, "group_size": 16}),

@@ -203,7 +203,7 @@ def test_parts_that_are_missing_are_said_in_one_sentence(
     ("write", "config"),
     [
         (quantised.gptq(), GPTQ),
-        (quantised.gptq(ordered=False), GPTQ),
+        (quantised.gptq(order="own"), GPTQ),
         (quantised.awq(), {"quant_method": "awq", "group_size": 16}),
         (quantised.compressed(symmetric=False), scheme(4, symmetric=False, group_size=16)),
         (quantised.fp8(), FP8),
@@ -225,7 +225,7 @@ def test_tensors_of_wrong_sizes_are_refused(
 
 
 def test_groups_that_do_not_exist_are_refused(tmp_path: Path) -> None:
-    parts, _ = quantised.gptq(ordered=False)(np.random.default_rng(0), (32, 48))
+    parts, _ = quantised.gptq(order="own")(np.random.default_rng(0), (32, 48))
     parts["g_idx"] = parts["g_idx"] + 1
     with pytest.raises(UnsupportedModelError, match=r"names groups that layer\.scales has not"):
         opened(tmp_path, parts, GPTQ).tensors["layer.weight"].read()
