@@ -1,18 +1,20 @@
 """Mamba-2 of ``fla.layers`` without a GPU, in chunks -> ``LinearAttention``, update rule gated.
 
-    torch_forward(x) = W_out norm(scan(conv(W_in x)), gate)
+    torch_forward(x) = W_out norm(scan(mask conv(mask W_in x)), gate)
 
 The layer's own PyTorch is what is compared with. It cuts what it pads where the example needs
-padding, so that a trace holds for those lengths alone.
+padding, so that a trace holds for those lengths alone. Its mask zeroes what padding writes; the
+state decays over padding as over tokens.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
-from linexport.patches.gpu_kernels.mamba import mamba_split_conv1d_scan_combined
+from linexport.patches.gpu_kernels.convolutions import convolved
+from linexport.patches.gpu_kernels.mamba import mamba_chunk_scan_combined
+from linexport.patches.gpu_kernels.norms import layernorm_fn
 from linexport.patches.packages import Function
 from linexport.system.untyped import LibraryObject
 
@@ -25,30 +27,51 @@ def torch_forward(
     attention_mask: Tensor | None = None,
 ) -> tuple[Tensor, None, None]:
     """Stand in for ``Mamba2.torch_forward``."""
-    if last_state is not None or use_cache or attention_mask is not None:
+    if last_state is not None or use_cache:
         raise UnsupportedModelError(
-            "Mamba2 of fla is given a state or a mask. Give it whole sequences without padding: "
-            "the artifact carries its states itself."
+            "Mamba2 of fla is given a state. Give it whole sequences: the artifact carries its "
+            "states itself."
         )
-    by_channel = self.D.shape[0] != self.num_heads
-    output: Tensor = mamba_split_conv1d_scan_combined(
-        self.in_proj(input_states),
-        self.conv1d.weight[:, 0],
+    width, heads, groups = self.intermediate_size, self.num_heads, self.n_groups
+    keys, is_silu = groups * self.ssm_state_size, self.activation in ("silu", "swish")
+    projected = self.in_proj(input_states)
+    rest = projected.shape[-1] - width - self.conv_dim - heads
+    _, gate, xBC, dt = projected.split([rest, width, self.conv_dim, heads], -1)
+    xBC, _ = convolved(
+        _without_padding(xBC, attention_mask).transpose(1, 2),
+        self.conv1d.weight,
         self.conv1d.bias,
-        self.dt_bias,
-        -torch.exp(self.A_log.float()),
-        self.D.view(self.num_heads, -1) if by_channel else self.D,
-        dt_limit=self.dt_limit,
-        activation=self.activation,
-        rmsnorm_weight=self.norm.weight if self.rmsnorm else None,
-        rmsnorm_eps=self.norm.eps if self.rmsnorm else 1e-6,
-        outproj_weight=self.out_proj.weight,
-        outproj_bias=self.out_proj.bias,
-        headdim=None if by_channel else self.head_dim,
-        ngroups=self.n_groups,
-        norm_before_gate=self.norm_before_gate,
+        self.activation if is_silu else None,
     )
-    return output, None, None
+    xBC = xBC.transpose(1, 2) if is_silu else self.act(xBC.transpose(1, 2))
+    x, B, C = _without_padding(xBC, attention_mask).split([width, keys, keys], -1)
+    D = self.D.view(heads, -1) if self.D.shape[0] != heads else self.D
+    y: Tensor = mamba_chunk_scan_combined(
+        x.unflatten(-1, (heads, -1)),
+        dt,
+        -self.A_log.float().exp(),
+        B.unflatten(-1, (groups, -1)),
+        C.unflatten(-1, (groups, -1)),
+        D=D,
+        dt_bias=self.dt_bias,
+        dt_softplus=True,
+        dt_limit=self.dt_limit,
+    ).flatten(2)
+    if self.rmsnorm:
+        norm = self.norm
+        y = layernorm_fn(
+            y, norm.weight, None, gate, norm.eps, width // groups, self.norm_before_gate, True
+        )
+    else:
+        y = y * self.act(gate)
+    return self.out_proj(y), None, None
+
+
+def _without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return x (B, T, C) with zeros at padding; as the layer, x where the mask has other sizes."""
+    if mask is None or mask.shape != x.shape[:2]:
+        return x
+    return x * mask[..., None].to(x.dtype)
 
 
 FUNCTIONS = (

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import linexport
-from linexport.patches import gpu_kernels
+from linexport.patches import fla_mamba2, gpu_kernels
 from linexport.patches.gpu_kernels import absent, layers, padding
 from linexport.sources.factory import load_module
 
@@ -61,7 +61,7 @@ def layer_of(library: Any, name: str, given: dict[str, Any]) -> nn.Module:
     kind = getattr(library, name)
     known = kind.__init__.__code__.co_varnames
     torch.manual_seed(0)
-    made: nn.Module = kind(**{n: x for n, x in COMMON.items() if n in known}, **given)
+    made: nn.Module = kind(**{n: x for n, x in COMMON.items() if n in known} | given)
     return made.eval()
 
 
@@ -116,6 +116,71 @@ def test_padded_rows_of_a_layer_of_fla_are_as_alone(
         for row, valid, y in zip(x, mask.bool(), found, strict=True):
             (expected,) = layer(row[valid][None])[0]
             torch.testing.assert_close(y[valid], expected, rtol=1e-4, atol=1e-5)
+
+
+MAMBA_2 = (
+    {},
+    {"rmsnorm": False},
+    {"norm_before_gate": True},
+    {"D_has_hdim": True},
+    {"hidden_act": "relu"},
+)
+
+
+@pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
+@pytest.mark.parametrize("given", MAMBA_2)
+def test_the_layer_of_mamba_2_equals_its_own_code_with_and_without_a_mask(
+    library: Any, given: dict[str, Any]
+) -> None:
+    layer = layer_of(library, "Mamba2", {"state_size": 16, "num_heads": 4, "n_groups": 1} | given)
+    gpu_kernels.install(layer)
+    x, mask = torch.randn(3, 40, 64), torch.ones(3, 40, dtype=torch.long)
+    mask[0, :13], mask[1, 30:], mask[2, 7:9] = 0, 0, 0
+    with torch.no_grad():
+        for one in (None, mask):
+            expected, *_ = layer.torch_forward(x, attention_mask=one)
+            found, *_ = fla_mamba2.torch_forward(layer, x, attention_mask=one)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Masked(nn.Module):
+    """A layer that is given a mask."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        return self.layer(x, attention_mask=attention_mask)[0]
+
+
+WITH_A_MASK = (
+    ("fla.layers.mamba2", "Mamba2", {"state_size": 16, "num_heads": 4, "n_groups": 1}),
+    ("fla.layers.rodimus", "SlidingWindowSharedKeyAttention", {"window_size": 16}),
+)
+
+
+@pytest.mark.parametrize(("place", "name", "given"), WITH_A_MASK)
+def test_a_masked_layer_converts_and_a_padded_row_is_as_alone(
+    place: str, name: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings(), absent.standing_in(absent.needed()):
+        warnings.simplefilter("ignore")
+        module = pytest.importorskip(place, exc_type=ImportError)
+    for function, made in gpu_kernels.functions("flash_attn").items():
+        monkeypatch.setattr(module, function, made, raising=False)
+    layer = layer_of(module, name, given)
+    x, mask = torch.randn(2, 40, 64), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :13] = 0
+    manifest = linexport.convert(
+        Masked(layer).eval(), args=(x, mask), output=tmp_path / "out", bench=False
+    )
+    assert manifest.status == "ok"
+    run = manifest.load().run
+    (whole,), (alone,) = (
+        run(x[:1, first:].numpy(), mask[:1, first:].numpy()).values() for first in (0, 13)
+    )
+    assert abs(whole[:, 13:] - alone).max() <= 1e-5 * abs(alone).max()
 
 
 @pytest.mark.parametrize("library", ["fla.layers"], indirect=True)
