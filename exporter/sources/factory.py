@@ -26,6 +26,7 @@ from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.manifest.records import KernelRecord
 from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import absent, wkv
+from linexport.patches.gpu_kernels.on_cpu import keep_on_the_cpu
 from linexport.patches.gpu_kernels.refused import refuse_layers
 from linexport.sources import example_inputs
 from linexport.sources.callables import find_callable, user_code, without_arguments
@@ -85,10 +86,12 @@ def load_factory(
 
     given = example_inputs.parse(inputs)
     made = absent.KNOWN if stand_ins else absent.needed()
-    with wkv.compiled_in_pytorch() if stand_ins else nullcontext():
+    with wkv.compiled_in_pytorch() if stand_ins else nullcontext(set()) as extensions:
         factory, result, missed = _built(source, seed, made)
     result = _uncompiled(result)
     module = result[0] if isinstance(result, tuple) and result else result
+    if extensions and isinstance(module, torch.nn.Module) and not torch.cuda.is_available():
+        keep_on_the_cpu(module)
     if state_dict is not None and isinstance(module, torch.nn.Module):
         from linexport.sources.state_dicts import load_weights
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ import linexport
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.inspected import SourceInspection
 from linexport.patches import gpu_kernels
-from linexport.patches.gpu_kernels import wkv
+from linexport.patches.gpu_kernels import on_cpu, wkv
 from linexport.sources.factory import load_factory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -155,12 +156,13 @@ def image():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Code with the sources of its extension, on a machine without a compiler."""
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    for holder, name in ((torch.Tensor, "cuda"), *((torch, name) for name in wkv.MAKERS)):
-        monkeypatch.setattr(holder, name, getattr(holder, name))  # as it was, after the test
     (tmp_path / "op.cpp").write_text("// binds forward\n")
     (tmp_path / "wkv.cu").write_text(RWKV)
     (tmp_path / f"net_{tmp_path.name}.py").write_text(CODE)
+    own = [(torch.Tensor, "cuda"), *((torch, name) for name in on_cpu.MAKERS)]
+    before = [getattr(holder, name) for holder, name in own]
     yield tmp_path
+    assert all(getattr(*one) is was for one, was in zip(own, before, strict=True))
 
 
 def source(folder: Path, function: str) -> str:
@@ -200,6 +202,7 @@ def test_a_module_with_the_extension_converts_and_streams(folder: Path, tmp_path
     assert manifest.streaming.passed
     assert [kernel.name for kernel in manifest.kernels] == ["wkv.forward"]
     net = load_factory(source(folder, "tokens"), seed=0, stand_ins=True).module
+    assert torch.equal(copy.deepcopy(net)(torch.ones(1, 3, 8)), net(torch.ones(1, 3, 8)))
     x = np.random.default_rng(0).standard_normal((3, 70, 8)).astype(np.float32)
     (found,) = manifest.load().run(x).values()
     weights = {name: p.detach().double().numpy() for name, p in net.named_parameters()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,18 +22,18 @@ from torch import Tensor
 
 from linexport.models import functional
 from linexport.patches.gpu_kernels import GpuKernel, is_traced, run
+from linexport.patches.gpu_kernels.on_cpu import tensors_on_the_cpu
 from linexport.patches.gpu_kernels.recurrences import linear
 from linexport.plugins.ops.stabilized_exp import LOWEST
-from linexport.system.untyped import TorchCallable
 
 LINES = ("no=max(o,u+k[ii]);", "no=max(w+o,k[ii]);")
 """Lines of the recurrence in the kernel's source, without spaces."""
 
+_made: set[str] = set()
+"""Names of extensions that are stood in for in this process."""
+
 LARGEST = 1 << 20
 """Bytes of a source file that is read."""
-
-MAKERS = ("arange", "empty", "full", "ones", "tensor", "zeros")
-"""Functions of torch that make a tensor on the device that they are given."""
 
 
 def forward(B: int, T: int, C: int, w: Tensor, u: Tensor, k: Tensor, v: Tensor, y: Tensor) -> None:
@@ -114,29 +114,35 @@ def _text(file: Path) -> str:
 
 
 @contextmanager
-def compiled_in_pytorch() -> Iterator[None]:
+def compiled_in_pytorch() -> Iterator[set[str]]:
     """Let ``torch.utils.cpp_extension.load`` give a stand-in for the extension it is asked for.
 
     Others are compiled as before. Tensors that the code makes on a GPU, or moves to one, are on the
-    CPU from then on, where there is no GPU.
+    CPU from then on, until the end of this context, where there is no GPU.
+
+    Yields:
+        Names of extensions that are stood in for, filled as they are loaded. Code that is imported
+        already has those of before.
     """
     from torch.utils import cpp_extension
 
     original = cpp_extension.load
+    with ExitStack() as stack:
+        if _made and not torch.cuda.is_available():
+            stack.enter_context(tensors_on_the_cpu())
 
-    @functools.wraps(original)
-    def load(name: str, sources: str | list[str], *args: Any, **kwargs: Any) -> Any:
-        if not is_known(sources):
-            return original(name, sources, *args, **kwargs)
-        if not torch.cuda.is_available():
-            _stay_on_the_cpu()
-        return _extension(name)
+        @functools.wraps(original)
+        def load(name: str, sources: str | list[str], *args: Any, **kwargs: Any) -> Any:
+            if not is_known(sources):
+                return original(name, sources, *args, **kwargs)
+            if not torch.cuda.is_available():
+                stack.enter_context(tensors_on_the_cpu())
+            _made.add(name)
+            return _extension(name)
 
-    cpp_extension.load = load
-    try:
-        yield
-    finally:
-        cpp_extension.load = original
+        stack.callback(setattr, cpp_extension, "load", original)
+        cpp_extension.load = load
+        yield _made
 
 
 def _extension(name: str) -> ModuleType:
@@ -148,28 +154,3 @@ def _extension(name: str) -> ModuleType:
 
     vars(module)["forward"] = call
     return module
-
-
-def _stay_on_the_cpu() -> None:
-    """Leave tensors on the CPU where code names a GPU, which this machine does not have."""
-    if getattr(torch.Tensor.cuda, "__module__", "") == __name__:
-        return
-    for name in MAKERS:
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-
-    def cuda(self: Tensor, *_args: object, **_kwargs: object) -> Tensor:
-        return self
-
-    setattr(torch.Tensor, "cuda", cuda)  # noqa: B010  a method of torch's
-
-
-def _on_cpu(make: TorchCallable) -> TorchCallable:
-    """Return a function that makes tensors on the CPU where it is given a GPU."""
-
-    @functools.wraps(make)
-    def made(*args: object, **kwargs: object) -> Any:
-        if torch.device(str(kwargs.get("device") or "cpu")).type == "cuda":
-            kwargs["device"] = "cpu"
-        return make(*args, **kwargs)
-
-    return made
