@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
+from linexport.patches.gpu_kernels.packed import refuse_packed
 from linexport.patches.gpu_kernels.padding import pad_input, unpad_input
 from linexport.patches.gpu_kernels.softmax import flash_attn_func
 from linexport.patches.packages import Function
@@ -25,9 +26,10 @@ def forward(
     past_key_values: object = None,
     output_attentions: bool = False,
     use_cache: bool = False,
-    **_: object,
+    **given: object,
 ) -> tuple[Tensor, None, None]:
     """Stand in for ``SlidingWindowSharedKeyAttention.forward``."""
+    refuse_packed(given.get("cu_seqlens"))
     if past_key_values is not None:
         raise UnsupportedModelError(
             "SlidingWindowSharedKeyAttention of fla is given a state. Give it whole sequences: the "
@@ -44,7 +46,9 @@ def forward(
     q, k, v = (x if x.itemsize == 2 else x.bfloat16() for x in (q, k, v))  # as the layer
     places = None
     if attention_mask is not None:
-        q, (k, v), places, _, _ = unpad_input(q, (k, v), attention_mask[:, -tokens:], tokens)
+        q, (k, v), places, _ends, _lengths = unpad_input(
+            q, (k, v), attention_mask[:, -tokens:], tokens
+        )
     window = (-1, -1) if self.window_size is None else (self.window_size - 1, 0)
     o = flash_attn_func(q, k.expand_as(q), v, causal=True, window_size=window)
     o = o if places is None else pad_input(o, places, batch, tokens)

@@ -33,7 +33,7 @@ def compilation_failure(error: BaseException, place: str) -> UnsupportedModelErr
     name, sources = found
     advice = (
         "--stand-ins computes it in PyTorch."
-        if wkv.is_known(sources)
+        if wkv.known(sources)
         else "linexport knows no form of it in PyTorch: write one, and let the code call that "
         "where torch.cuda.is_available() is false."
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,10 @@ def load_factory(
 
     given = example_inputs.parse(inputs)
     made = absent.KNOWN if stand_ins else absent.needed()
-    with wkv.compiled_in_pytorch() if stand_ins else nullcontext(set()) as extensions:
+    extensions: set[str] = set()
+    with ExitStack() as stack:
+        if stand_ins:
+            extensions = stack.enter_context(wkv.compiled_in_pytorch())
         factory, result, missed = _built(source, seed, made)
     result = _uncompiled(result)
     module = result[0] if isinstance(result, tuple) and result else result

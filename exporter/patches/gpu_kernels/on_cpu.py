@@ -59,8 +59,9 @@ def _replace() -> None:
     def cuda(self: Tensor, *_args: object, **_kwargs: object) -> Tensor:
         return self
 
-    others = {(torch, name): _on_cpu(getattr(torch, name)) for name in MAKERS}
-    for (holder, name), other in {**others, (torch.Tensor, "cuda"): cuda}.items():
+    others: list[tuple[object, str, object]] = [(torch.Tensor, "cuda", cuda)]
+    others += [(torch, name, _on_cpu(getattr(torch, name))) for name in MAKERS]
+    for holder, name, other in others:
         _before[holder, name] = getattr(holder, name)
         setattr(holder, name, other)
 

@@ -1,10 +1,10 @@
-"""The extension of RWKV-4 that code compiles itself: ``forward(B, T, C, w, u, k, v, y)``.
+"""The extensions of RWKV that code compiles itself, RWKV-4's here: ``forward(B, T, C, ..., y)``.
 
     y_t = (sum_{s < t} e^{(t - 1 - s) w + k_s} v_s + e^{u + k_t} v_t) / (the same without v)
 
 per channel, with w, u (C,) and k, v, y (B, T, C) (Peng et al. 2023, arXiv:2305.13048, section 3.1).
-Its name does not say that: Vision-RWKV has another recurrence under the same name and signature.
-The source of its kernel does, by the lines of the recurrence.
+Its name does not say that: Vision-RWKV has another recurrence under the same name and signature,
+``bi_wkv``. The source of its kernel does, by the lines of the recurrence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from linexport.models import functional
-from linexport.patches.gpu_kernels import GpuKernel, is_traced, run
+from linexport.patches.gpu_kernels import GpuKernel, bi_wkv, is_traced, run
 from linexport.patches.gpu_kernels.on_cpu import tensors_on_the_cpu
 from linexport.patches.gpu_kernels.recurrences import linear
 from linexport.plugins.ops.stabilized_exp import LOWEST
@@ -96,12 +96,16 @@ KERNEL = GpuKernel(
 KERNELS = (KERNEL,)
 
 
-def is_known(sources: object) -> bool:
-    """Return whether the source files of an extension have the recurrence above."""
+def known(sources: object) -> tuple[GpuKernel, ...]:
+    """Return the functions of an extension by its source files; none where it is another one."""
     single = isinstance(sources, str | os.PathLike)
     given = [sources] if single else list(sources) if isinstance(sources, Iterable) else []
     texts = [_text(Path(os.fspath(one))) for one in given if isinstance(one, str | os.PathLike)]
-    return any(all(line in text for line in LINES) for text in texts)
+    if any(all(line in text for line in LINES) for text in texts):
+        return KERNELS
+    if any(bi_wkv.is_source(text) for text in texts):
+        return bi_wkv.KERNELS
+    return ()
 
 
 def _text(file: Path) -> str:
@@ -133,24 +137,27 @@ def compiled_in_pytorch() -> Iterator[set[str]]:
 
         @functools.wraps(original)
         def load(name: str, sources: str | list[str], *args: Any, **kwargs: Any) -> Any:
-            if not is_known(sources):
+            kernels = known(sources)
+            if not kernels:
                 return original(name, sources, *args, **kwargs)
             if not torch.cuda.is_available():
                 stack.enter_context(tensors_on_the_cpu())
             _made.add(name)
-            return _extension(name)
+            return _extension(name, kernels)
 
         stack.callback(setattr, cpp_extension, "load", original)
         cpp_extension.load = load
         yield _made
 
 
-def _extension(name: str) -> ModuleType:
-    """Return a module with the stand-in as its function."""
+def _extension(name: str, kernels: Iterable[GpuKernel]) -> ModuleType:
+    """Return a module with stand-ins as its functions."""
     module = ModuleType(name)
-
-    def call(*args: object, **kwargs: object) -> Any:
-        return run(KERNEL, f"{name}.forward", None, args, kwargs)
-
-    vars(module)["forward"] = call
+    for kernel in kernels:
+        [function] = kernel.names
+        vars(module)[function] = functools.partial(_call, kernel, f"{name}.{function}")
     return module
+
+
+def _call(kernel: GpuKernel, place: str, *args: object, **kwargs: object) -> Any:
+    return run(kernel, place, None, args, kwargs)
