@@ -25,6 +25,7 @@ from linexport.manifest.folder import MAX_BYTES
 from linexport.sources.onnx_file.external import external_sizes
 from linexport.sources.onnx_file.skeleton import skeleton, skeleton_of
 from linexport.sources.onnx_file.structure import check_structure
+from linexport.targets import listings
 
 ATTEMPTS = 20
 """Times a folder is read that is replaced again and again."""
@@ -82,11 +83,22 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def read_manifest(files: FolderFiles) -> Manifest:
-    """Return the manifest of a folder; errors are those of ``linexport.manifest.read``."""
+    """Return the manifest of a folder.
+
+    Raises:
+        UsageError: see ``linexport.manifest.read``; or its target is not one of this installation.
+    """
     if not manifests.has_manifest(files.folder):
         return manifests.read(files.folder)  # says what is missing
     content = files.content(manifests.MANIFEST, MAX_BYTES)
-    return manifests.parse(content, files.folder / manifests.MANIFEST)
+    manifest = manifests.parse(content, files.folder / manifests.MANIFEST)
+    if manifest.target not in (known := listings()):
+        raise UsageError(
+            f"{files.folder} is for the target {manifest.target!r}; expected one of "
+            f"{', '.join(known)}. Install the package that adds its target, or convert the model "
+            "again."
+        )
+    return manifest
 
 
 def read_graph(files: FolderFiles, name: str) -> onnx.ModelProto:

@@ -143,7 +143,8 @@ def _print_origin(
     dims: Mapping[str, RangeRecord],
     nodes: Mapping[str, int],
 ) -> None:
-    console.print(f"{source.description} ({kind}: {source.location})", markup=False)
+    place = source.location.replace("\n", "\\n")
+    console.print(f"{source.description} ({kind}: {place})", markup=False)
     for name, limits in dims.items():
         high = limits.max if limits.max is not None else "any"
         steps = f", multiples of {limits.multiple}" if limits.multiple > 1 else ""

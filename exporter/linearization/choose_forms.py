@@ -213,7 +213,14 @@ def _form(
         options.setdefault("seed", config.seed)
     if features is not None:
         options["features"] = features
-    feature_map = feature_maps.make(kind, site.head_dim, options)
+    try:
+        feature_map = feature_maps.make(kind, site.head_dim, options)
+    except UsageError as error:
+        if window is None:
+            raise
+        raise UsageError(
+            f"{error} A window has the option {SINKS}, a number of first tokens that remain exact."
+        ) from None
     fit = getattr(feature_map, "fit", None)
     if fit is not None:
         fit(*(x.reshape(-1, site.head_dim) for x in (samples.queries, samples.keys)))

@@ -64,6 +64,11 @@ class SoftmaxOriginal:
     milliseconds: tuple[float, ...]
 
 
+def _one_line(text: str) -> str:
+    """Return a text whose characters that are not printed are escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class SourceRecord:
     """The original.
@@ -86,6 +91,10 @@ class SourceRecord:
     description: str
     weights_sha256: str | None = None
     linearized: SoftmaxOriginal | None = None
+
+    def __post_init__(self) -> None:
+        # Of a folder of others it may have line breaks, which a terminal would show as lines.
+        object.__setattr__(self, "description", _one_line(self.description))
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,8 @@ def test_a_stack_keeps_its_class_and_its_checkpoint_has_windows(tmp_path: Path) 
         ("window4+elu1", {"sinks": 10**6}, "sinks is 1000000; expected a .* from 0 to 65,536"),
         ("elu1", {"sinks": 1}, "unknown key 'sinks'"),
         ("window4+elu1", {"features": 3}, "unknown key 'features'"),
+        ("window4+elu1", {"sink": 2}, "unknown key 'sink'.* A window has the option sinks"),
+        ("elu1", {"sink": 2}, r"unknown key 'sink'\. It has no options\.$"),
     ],
 )
 def test_names_and_options_that_do_not_fit_are_refused(

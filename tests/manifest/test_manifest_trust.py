@@ -157,6 +157,27 @@ def test_what_contradicts_the_graph_is_refused_by_load(
         linexport.load(artifact, threads=1)
 
 
+def test_a_target_that_is_not_there_is_refused_by_every_command(
+    artifact: Path, cli: Callable[..., Any]
+) -> None:
+    edited(artifact, lambda c: c.update(target="nonsense"))
+    for command in ("inspect", "validate"):
+        result = cli(command, str(artifact))
+        assert result.code == 2
+        assert "is for the target 'nonsense'; expected one of onnx, onnx27," in result.err
+
+
+def test_a_description_is_one_line_of_printed_characters(
+    artifact: Path, cli: Callable[..., Any]
+) -> None:
+    edited(artifact, lambda c: c["source"].update(description="a\x1b[31m\n\u202everified"))
+    manifest = linexport.load(artifact, threads=1).manifest
+    assert manifest.source.description == r"a\x1b[31m\n\u202everified"
+    assert r"a\x1b[31m\n\u202everified, target" in repr(manifest)
+    shown = cli("inspect", str(artifact)).out
+    assert shown.startswith(r"a\x1b[31m\n\u202everified (artifact: ")
+
+
 def test_a_file_beside_the_model_is_covered(artifact: Path) -> None:
     """Of the same size, its digest alone tells."""
     path = artifact / "tokenizer.json"
