@@ -188,7 +188,7 @@ def _check_unpooled(source: str | Path, pooling: str | None) -> None:
 def _hugging_face(folder: Path, location: str, whole: bool, **options: Any) -> LoadedModel:
     from linexport.sources.hugging_face import load_adapter, load_hugging_face
 
-    adapted = not (folder / "config.json").exists()
+    adapted = not any((folder / name).exists() for name in ("config.json", "modules.json"))
     if whole and adapted:
         raise UsageError(
             f"{folder} is an adapter without its model. Merge it with peft's merge_and_unload, and "

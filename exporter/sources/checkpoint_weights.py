@@ -37,10 +37,10 @@ def checkpoint_weights(source: str | Path, trust_remote_code: bool = False) -> S
         return of_diffusers.weights_of(path, of_diffusers.read_config(path))
     if path is None or kind not in _FOLDERS:
         return StoredWeights((), {})
-    from linexport.sources.hugging_face.folder import read_config, weights_of
+    from linexport.sources.hugging_face.folder import model_of, read_config, weights_of
     from linexport.sources.hugging_face.lora import base_folder
 
-    folder = base_folder(path) if kind is Kind.ADAPTER_FOLDER else path
+    folder = base_folder(path) if kind is Kind.ADAPTER_FOLDER else model_of(path)
     return weights_of(folder, read_config(folder, trust_remote_code))
 
 

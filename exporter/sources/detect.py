@@ -73,6 +73,8 @@ def _folder(names: set[str]) -> Kind:
     if "config.json" in names:
         weights = any(name.startswith("diffusion_pytorch_model") for name in names)
         return Kind.DIFFUSERS_FOLDER if weights else Kind.HUGGING_FACE_FOLDER
+    if "modules.json" in names:  # of sentence-transformers, with the model in a folder of its own
+        return Kind.HUGGING_FACE_FOLDER
     if "adapter_config.json" in names:
         return Kind.ADAPTER_FOLDER
     if any(name.endswith(".gguf") for name in names):

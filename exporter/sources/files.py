@@ -58,15 +58,17 @@ def check_link(path: Path) -> None:
     """Refuse a symbolic link out of its folder.
 
     Links inside the folder may be followed, and those of a snapshot in the Hugging Face cache to
-    the blobs of its model: ``models--name/snapshots/<revision>/<file> -> ../../blobs/<digest>``.
+    the blobs of its model, from one folder deeper too:
+    ``models--name/snapshots/<revision>/<file> -> ../../blobs/<digest>``.
 
     Raises:
         UsageError: the link leads elsewhere.
     """
     folder, target = path.parent.resolve(), path.resolve()
     allowed = [folder]
-    if folder.parent.name == "snapshots":
-        allowed.append(folder.parent.parent / "blobs")
+    for snapshot in (folder, folder.parent):  # a module of a model may be in a folder of its own
+        if snapshot.parent.name == "snapshots":
+            allowed.append(snapshot.parent.parent / "blobs")
     if not any(place in target.parents for place in allowed):
         raise UsageError(
             f"{path} is a symbolic link to {target}, outside its folder. Its content would be "

@@ -232,6 +232,54 @@ def test_a_damaged_list_of_modules_is_refused(folder: Callable[..., Path], conte
         load_model(place)
 
 
+def in_a_folder_of_its_own(place: Path) -> Path:
+    """Move the model of a folder as releases before 3 saved it."""
+    inner = place / "0_Transformer"
+    inner.mkdir()
+    kept = ("modules.json", "config_sentence_transformers.json")
+    for path in [p for p in place.iterdir() if p.is_file() and p.name not in kept]:
+        path.rename(inner / path.name)
+    listed = json.loads((place / "modules.json").read_text())
+    listed[0]["path"] = inner.name
+    (place / "modules.json").write_text(json.dumps(listed))
+    (place / "config.json").write_text('{"__version__": "0.2.5.1"}')
+    return place
+
+
+def test_a_model_in_a_folder_of_its_own_gives_the_same_vectors(
+    folder: Callable[..., Path], embedder: Path, tmp_path: Path
+) -> None:
+    place = in_a_folder_of_its_own(folder(MEAN, dense(WIDTH, 24), NORMALIZE))
+    manifest = linexport.convert(place, tmp_path / "out", bench=False, threads=1)
+    assert (manifest.status, manifest.head) == ("ok", "pooled")
+    assert manifest.source.location == str(place)
+    found = linexport.load(tmp_path / "out", threads=1)
+    assert found.vectors.settings.longest == LONGEST
+    expected = linexport.load(embedder, threads=1).embed(TEXTS, prompt="query")
+    np.testing.assert_array_equal(found.embed(TEXTS, prompt="query"), expected)
+    (place / "config.json").unlink()
+    assert load_model(place).source.sha256 == manifest.source.sha256
+    (place / "0_Transformer" / "config.json").unlink()
+    with pytest.raises(LinexportError, match="a first module in '0_Transformer' without"):
+        load_model(place)
+
+
+def test_modules_of_a_snapshot_are_links_to_blobs(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The cache of the Hugging Face hub holds files by their digests."""
+    place = in_a_folder_of_its_own(folder(MEAN, dense(WIDTH, 24), NORMALIZE))
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / "0123"
+    for number, path in enumerate(p for p in place.rglob("*") if p.is_file()):
+        link = snapshot / path.relative_to(place)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(cache / "blobs" / str(number))
+        link.symlink_to(cache / "blobs" / str(number))
+    assert load_model(snapshot).language is not None
+
+
 def test_a_module_outside_of_the_folder_is_not_read(
     folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from linexport.sources.hugging_face.folder import (
     copied_files,
     digest,
     missing_package,
+    model_of,
     of_another_release,
     processor_files,
     read_config,
@@ -98,6 +99,7 @@ def load_hugging_face(
             know, quantised weights, weights that are missing or do not fit, custom code, or layers
             no patch stands in for.
     """
+    saved, folder = folder, model_of(folder)
     config = read_config(folder, trust_remote_code)
     from linexport.models import flash_linear_attention as fla
     from linexport.sources.hugging_face import bidirectional
@@ -105,10 +107,13 @@ def load_hugging_face(
     from linexport.sources.hugging_face.heads import CAUSAL, check_padding
     from linexport.sources.hugging_face.vision import has_tower
 
-    head = head_of(folder / CONFIG, config, pooling)
+    head = head_of(folder / CONFIG, config, pooling, saved)
     if adapter is not None:
         adapter.check_head(head.name, folder)
-    weights, copied = weights or weights_of(folder, config), copied_files(folder)
+    weights = weights or weights_of(folder, config)
+    copied = tuple(
+        {path.name: path for path in (*copied_files(saved), *copied_files(folder))}.values()
+    )
     if config["model_type"] in fla.layouts():
         from linexport.sources.hugging_face.flash_linear_attention import load
 
@@ -120,7 +125,7 @@ def load_hugging_face(
                 "build the model in a factory, package.module:callable",
             )
         check_class(folder / CONFIG, config, head.auto, code=False)
-        return load(folder, config, weights, location or str(folder))
+        return load(folder, config, weights, location or str(saved))
     if config["model_type"] in fla.OTHERS:
         raise refuse(
             folder / CONFIG,
@@ -133,8 +138,8 @@ def load_hugging_face(
             raise refuse(
                 folder, "an adapter of an encoder", "merge it with peft, and save the model"
             )
-        loaded = bidirectional.load(folder, config, weights, head, location or str(folder))
-        return replace(loaded, warnings=modules_left_out(folder, pooling), files=copied)
+        loaded = bidirectional.load(folder, config, weights, head, location or str(saved))
+        return replace(loaded, warnings=modules_left_out(saved, pooling), files=copied)
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
     auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)
@@ -149,7 +154,7 @@ def load_hugging_face(
         copied = tuple({p.name: p for p in (*copied, *adapter.copied)}.values())
     source = Source(
         kind="hugging_face",
-        location=location or str(folder),
+        location=location or str(saved),
         sha256=digest([folder / CONFIG, *files]),
         description=about,
     )
@@ -177,7 +182,7 @@ def load_hugging_face(
         imported,
         warnings=(
             *(() if towers else _left_out(config, model)),
-            *modules_left_out(folder, pooling),
+            *modules_left_out(saved, pooling),
             *left_out,
             *imported.warnings,
         ),
@@ -347,13 +352,14 @@ def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> Head
         return source.language.head if source.language else None
     from linexport.sources.hugging_face.lora import model_folder
 
-    folder = model_folder(source)
+    saved = model_folder(source)
+    folder = model_of(saved)
     path = folder / CONFIG
     if not path.is_file() or recognise(folder) is Kind.DIFFUSERS_FOLDER:
         return None
     from linexport.sources.hugging_face.choose_head import head_of
 
-    return head_of(path, read_json(path), pooling).name
+    return head_of(path, read_json(path), pooling, saved).name
 
 
 def is_of_transformers(module: object) -> bool:

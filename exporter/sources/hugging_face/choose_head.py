@@ -15,10 +15,10 @@ from pathlib import Path
 
 from linexport.errors import UsageError
 from linexport.manifest.records import HeadName
+from linexport.sources.hugging_face.folder import MODULES
 from linexport.sources.hugging_face.heads import BASE, Head, named_head
 from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.sentence_modules import (
-    MODULES,
     SentenceModules,
     first,
     last,
@@ -31,13 +31,16 @@ POOLINGS = {"mean": mean, "last": last, "cls": first}
 """Poolings by name."""
 
 
-def head_of(path: Path, config: JsonObject, pooling: str | None) -> Head:
+def head_of(
+    path: Path, config: JsonObject, pooling: str | None, modules: Path | None = None
+) -> Head:
     """Return the head of the model that a configuration names.
 
     Args:
-        path: of the configuration; modules of sentence-transformers are read from its folder.
+        path: of the configuration.
         config: that configuration; without architectures it is a causal language model's.
-        pooling: one of ``POOLINGS``, in the place of those modules; or None.
+        pooling: one of ``POOLINGS``, in the place of modules of sentence-transformers; or None.
+        modules: folder of these; None for that of the configuration.
 
     Raises:
         UsageError: an unknown pooling, or one for a model with a head.
@@ -46,8 +49,8 @@ def head_of(path: Path, config: JsonObject, pooling: str | None) -> Head:
     check_pooling(pooling)
     head = named_head(path, config)
     if pooling is None:
-        modules = read_modules(path.parent) if head is BASE else None
-        return head if modules is None else _of_modules(modules)
+        found = read_modules(modules or path.parent) if head is BASE else None
+        return head if found is None else _of_modules(found)
     if head is not BASE:
         named = named_class(config) or "no architecture, so a causal language model"
         raise UsageError(

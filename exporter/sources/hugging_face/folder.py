@@ -22,7 +22,7 @@ from linexport.system.install import pip_install_here
 from linexport.system.json_object import JsonObject
 from linexport.system.versions import TRANSFORMERS, numbers
 
-CONFIG = "config.json"
+CONFIG, MODULES = "config.json", "modules.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 ENCODERS = {"Lfm2BidirectionalModel": "Lfm2Model"}
@@ -169,6 +169,31 @@ def weight_files(folder: Path, single: str = WEIGHTS, index: str = INDEX) -> lis
     for name in names:
         _check_header(folder / name)
     return [folder / name for name in names]
+
+
+def model_of(folder: Path) -> Path:
+    """Return the folder of the model in a folder of sentence-transformers; others as they are.
+
+    Before release 3 the library saved the model in a folder of its own, ``0_Transformer``.
+
+    Raises:
+        UsageError: the list of modules cannot be read.
+        UnsupportedModelError: its first module is not in the folder.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return folder
+    listed = read_json_value(path)
+    first = listed[0] if isinstance(listed, list) and listed else None
+    inner = first.get("path", "") if isinstance(first, dict) else None
+    if not isinstance(inner, str) or Path(inner).is_absolute() or ".." in Path(inner).parts:
+        raise refuse(path, "no list of modules in the folder", "save the model again")
+    check_link(path)
+    if inner:
+        check_link(folder / inner)
+    if not (folder / inner / CONFIG).is_file():
+        raise refuse(path, f"a first module in {inner!r} without {CONFIG}", "download it again")
+    return folder / inner
 
 
 def copied_files(folder: Path) -> tuple[Path, ...]:

@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.sources.files import check_link, refuse
-from linexport.sources.hugging_face.folder import check_weights, read_json, read_json_value
+from linexport.sources.hugging_face.folder import (
+    MODULES,
+    check_weights,
+    read_json,
+    read_json_value,
+)
 from linexport.sources.state_dicts import read_weights
 from linexport.system.json_object import JsonObject
-
-MODULES = "modules.json"
 
 SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
 """Names of what modules give, of a whole text and of each token."""
@@ -275,12 +278,11 @@ def _places(folder: Path) -> list[_Place]:
             raise refuse(path, f"a module outside of its folder, {inner}", "save the model again")
         parts = kind.split(".")
         found.append(_Place(parts[-1], parts[0], folder / inner))
-    if found[0].kind != "Transformer" or found[0].folder != folder:
+    if found[0].kind != "Transformer":
         raise refuse(
             path,
-            f"{found[0].kind} in {found[0].folder} as the first module; expected a Transformer "
-            "whose config.json is beside it",
-            "save the model again with sentence-transformers 3 or later",
+            f"{found[0].kind} as the first module; expected a Transformer",
+            "convert a model of transformers that has these modules behind it",
         )
     return found
 
