@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
 import linexport
+from linexport import manifest as manifests
+from linexport.artifact.text.embedding import TextVectors
 from linexport.errors import LinexportError, UsageError
+from linexport.manifest.folder import describe_files
 from linexport.sources import load_model
 from tests.support import SCRIPTS
 from tests.support.environments import made
@@ -182,6 +186,83 @@ def test_late_interaction_has_a_vector_of_each_token(
     for text, vectors in zip(TEXTS, found, strict=True):
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         np.testing.assert_allclose(model.embed(text), vectors, atol=1e-6)
+
+
+PYLATE = {
+    "query_prefix": "[Q] ",
+    "document_prefix": "[D] ",
+    "query_length": 12,
+    "document_length": 18,
+    "attend_to_expansion_tokens": True,
+    "skiplist_words": ["a", "."],
+}
+
+
+@pytest.fixture(scope="session")
+def late(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """A folder of PyLate with its artifact, whose settings may be changed."""
+    place = tmp_path_factory.mktemp("late")
+    model = Path(shutil.copytree(base, place / "model"))
+    path = str(model / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer.add_tokens([PYLATE["query_prefix"], PYLATE["document_prefix"]])
+    tokenizer.save(path)
+    identity = "torch.nn.modules.linear.Identity"
+    write_modules(model, [dense(WIDTH, 16, activation_function=identity)], "pylate")
+    settings = json.loads((model / "config_sentence_transformers.json").read_text())
+    (model / "config_sentence_transformers.json").write_text(json.dumps(settings | PYLATE))
+    manifest = linexport.convert(model, place / "out", bench=False, threads=1)
+    assert (manifest.status, manifest.head) == ("ok", "hidden_states")
+    return place
+
+
+def test_queries_and_documents_are_those_of_pylate(late: Path) -> None:
+    """Compared with PyLate 1.6 itself, both are equal to 4e-7."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(late / "model" / "tokenizer.json"))
+    ids = {word: tokenizer.token_to_id(word) for word in ("[Q] ", "[D] ", "</s>", "a", ".")}
+    projection = dense(WIDTH, 16)[2]
+    weight, bias = (projection[f"linear.{name}"].double().numpy() for name in ("weight", "bias"))
+    model = linexport.load(late / "out", threads=1)
+    for prompt, prefix, length in (("query", "[Q] ", 12), ("document", "[D] ", 18)):
+        found = model.embed(TEXTS, prompt=prompt)
+        for text, vectors in zip(TEXTS, found, strict=True):
+            row = tokenizer.encode(text).ids
+            row = row if len(row) < length else [*row[: length - 2], row[-1]]
+            row.insert(1, ids[prefix])
+            row += [ids["</s>"]] * (length - len(row) if prompt == "query" else 0)
+            tokens = torch.tensor([row])
+            [x] = hidden_states(late / "model", tokens, torch.ones_like(tokens)) @ weight.T + bias
+            shown = [
+                p for p, t in enumerate(row) if prompt == "query" or t not in (ids["a"], ids["."])
+            ]
+            expected = (x / np.linalg.norm(x, axis=-1, keepdims=True))[shown]
+            np.testing.assert_allclose(vectors, expected, atol=3e-6)
+    plain, documents = model.embed(TEXTS), model.embed(TEXTS, prompt="document")
+    assert all(np.array_equal(x, y) for x, y in zip(plain, documents, strict=True))
+    with pytest.raises(UsageError, match="Found prompt 'passage'; this model has query, document"):
+        model.embed("a cat", prompt="passage")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attend_to_expansion_tokens": False}, "filled up with tokens that others do not look"),
+        ({"query_prefix": "[X] "}, r"query_prefix '\[X\] ', which is not a token"),
+        ({"query_length": "8"}, "query_length '8'; expected 4 tokens or more"),
+        ({"skiplist_words": "a"}, "skiplist_words that are not a list of words"),
+    ],
+)
+def test_settings_of_pylate_that_do_not_fit_are_said(
+    late: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    place = Path(shutil.copytree(late / "out", tmp_path / "out"))
+    name = "config_sentence_transformers.json"
+    settings = json.loads((place / name).read_text())
+    (place / name).write_text(json.dumps(settings | change))
+    manifest = manifests.read(place)
+    files = manifest.files | {name: describe_files(place)[name]}
+    with pytest.raises(UsageError, match=message):
+        TextVectors(manifest, place, files).tokens("a cat", "query")
 
 
 def test_a_pooling_of_the_user_takes_the_place_of_modules(folder: Callable[..., Path]) -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from linexport.artifact.text import late_interaction
+from linexport.artifact.text.late_interaction import DOCUMENT, Row, Side
 from linexport.artifact.text.tokenizer import (
+    TOKENIZER_CONFIG,
     Files,
     Tokenizer,
     context,
@@ -115,24 +118,45 @@ class TextVectors:
         vocabulary = model_config(folder, files).get("vocab_size")
         known = vocabulary if isinstance(vocabulary, int) else 0
         self._tokenizer: Tokenizer = find_tokenizer(folder, known, files)
+        self._sides = late_interaction.sides(
+            read_json(folder / SETTINGS, files) if self.by_token else {},
+            read_json(folder / TOKENIZER_CONFIG, files),
+            self._tokenizer,
+            self.settings.longest,
+            str(folder / SETTINGS),
+        )
 
-    def tokens(self, text: str, prompt: str | None = None, most: int | None = None) -> list[int]:
+    def tokens(self, text: str, prompt: str | None = None, most: int | None = None) -> Row:
         """Return the tokens of a text behind its prompt, cut to the longest.
 
         Args:
             text: to embed.
-            prompt: its name; None for the default one, "" for none.
+            prompt: its name; None for the default one, "" for none. A model of PyLate has "query"
+                and "document", with None and "" for a document.
             most: tokens that are returned; None for any number.
 
         Raises:
             TooManyTokensError: there are more, once cut.
-            UsageError: there is no such prompt, the text is not valid UTF-8, or it has no tokens.
+            UsageError: there is no such prompt, the text is not valid UTF-8, it has no tokens, or
+                queries of the model are not computed.
         """
-        whole = self.settings.with_prompt(text, prompt)
-        ids = self._tokenizer.encode(whole, cut=self.settings.longest, most=most)
+        side = self._side(prompt)
+        whole = self.settings.with_prompt(text, prompt if side is None else None)
+        cut = self.settings.longest if side is None else side.cut
+        ids = self._tokenizer.encode(whole, cut=cut, most=most)
         if not ids:
             raise UsageError("A text has no tokens; expected at least one.")
-        return ids
+        return Row(ids) if side is None else side.row(ids)
+
+    def _side(self, prompt: str | None) -> Side | None:
+        """Return how a text behind a prompt becomes tokens of a model of PyLate."""
+        if not self._sides:
+            return None
+        name = prompt or DOCUMENT
+        if name not in self._sides:
+            known = ", ".join(self._sides)
+            raise UsageError(f"Found prompt {name!r}; this model has {known}.")
+        return self._sides[name]
 
     def check_size(self, size: int | None) -> None:
         """Check how many numbers of a vector are kept.
@@ -143,7 +167,7 @@ class TextVectors:
         if size is not None and not 1 <= size <= self.size:
             raise UsageError(f"Found size {size}; vectors of this model have {self.size} numbers.")
 
-    def feeds(self, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    def feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
         """Return the inputs of a batch of texts that are tokens."""
         shape = len(rows), max(map(len, rows))
         ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -152,11 +176,11 @@ class TextVectors:
         return {self._tokens: ids} | ({self._mask: mask} if self._mask else {})
 
     def of_outputs(
-        self, rows: Sequence[Sequence[int]], outputs: Mapping[str, np.ndarray], size: int | None
+        self, rows: Sequence[Row], outputs: Mapping[str, np.ndarray], size: int | None
     ) -> list[np.ndarray]:
         """Return the vectors of a batch, each (size,), or (tokens, size)."""
         values = outputs[self._output][..., :size]
-        return [v[: len(row)] if self.by_token else v for row, v in zip(rows, values, strict=True)]
+        return [v[row.shown] if self.by_token else v for row, v in zip(rows, values, strict=True)]
 
 
 class EmbeddedTexts:
@@ -180,9 +204,7 @@ class EmbeddedTexts:
         UsageError: a size that vectors do not have.
     """
 
-    def __init__(
-        self, vectors: TextVectors, rows: Sequence[Sequence[int]], size: int | None = None
-    ) -> None:
+    def __init__(self, vectors: TextVectors, rows: Sequence[Row], size: int | None = None) -> None:
         vectors.check_size(size)
         self._vectors, self._size, self.rows = vectors, size, rows
         self.batches = list(batches([len(row) for row in rows]))

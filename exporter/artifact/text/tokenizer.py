@@ -100,6 +100,10 @@ class Tokenizer(Protocol):
         """Return the text of one token alone; bytes that are not a character are U+FFFD."""
         ...
 
+    def token_id(self, word: str) -> int | None:
+        """Return the token whose name is a word; None where none is."""
+        ...
+
 
 def find_tokenizer(folder: Path, vocabulary: int, files: Files = MappingProxyType({})) -> Tokenizer:
     """Return the tokenizer of an artifact: its tokenizer.json, or bytes for a vocabulary of 256.
@@ -245,6 +249,10 @@ class _Bytes:
     def token_text(self, token: int) -> str:
         return bytes([token]).decode("utf-8", "replace")
 
+    def token_id(self, word: str) -> int | None:
+        content = word.encode()
+        return content[0] if len(content) == 1 else None
+
 
 class _ByteDecoder:
     def __init__(self, errors: str) -> None:
@@ -307,6 +315,10 @@ class _HuggingFace:
     def token_text(self, token: int) -> str:
         text: str = self._inner.decode([token], skip_special_tokens=False)
         return text
+
+    def token_id(self, word: str) -> int | None:
+        found: int | None = self._inner.token_to_id(word)
+        return found
 
 
 class _HuggingFaceDecoder:

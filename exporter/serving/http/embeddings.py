@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from linexport.artifact.text.embedding import EmbeddedTexts, TextVectors
 from linexport.artifact.text.encoder import TooManyTokensError
+from linexport.artifact.text.late_interaction import Row
 from linexport.serving.http.attend import attended
 from linexport.serving.http.budget import READ
 from linexport.serving.http.call_cost import HEAD, call_cost
@@ -88,7 +89,7 @@ def _vectors(service: Service) -> TextVectors:
 
 def _tokens(
     service: Service, vectors: TextVectors, fields: EmbeddingRequest, text: str | list[int]
-) -> list[int]:
+) -> Row:
     """Return the tokens of a text.
 
     Raises:
@@ -106,7 +107,7 @@ def _tokens(
         raise ContextLengthError(too_long(len(text), most))
     if not text:
         raise ProtocolError(400, "input: a text has no tokens.", param="input")
-    return text
+    return Row(text)
 
 
 async def _charge(
@@ -122,7 +123,7 @@ async def _charge(
         ProtocolError: there is not so much, or the answer is larger than the server sends.
     """
     charge, limits = request.scope["charge"], service.limits
-    texts = sum(len(row) if vectors.by_token else 1 for row in work.rows)
+    texts = sum(len(row.shown) if vectors.by_token else 1 for row in work.rows)
     count = texts * (fields.dimensions or vectors.size)
     size = HEAD * (1 + len(work.rows))
     size += 4 * count * 4 // 3 if fields.encoding_format == "base64" else largest(count, FLOAT)
