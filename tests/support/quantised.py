@@ -172,6 +172,32 @@ def fp8(block: Sequence[int] | None = (16, 24), name: str = "weight_scale_inv") 
     return write
 
 
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def fp4(nvidia: bool = True) -> Writer:
+    """compressed-tensors' floats of four bits, with the scales of NVFP4 or of MXFP4."""
+
+    def write(generator: np.random.Generator, shape: tuple[int, int]) -> Written:
+        size = 16 if nvidia else 32
+        codes = generator.integers(0, 16, shape)
+        groups = shape[0], shape[1] // size
+        parts = {"weight_packed": tensor((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))}
+        if nvidia:
+            stored, scales = float8(generator, groups)
+            whole = np.float32(generator.uniform(500, 3000))
+            parts |= {"weight_scale": stored, "weight_global_scale": tensor(whole.reshape(1))}
+            scales = (scales.astype(np.float32) / whole).astype(np.float64)
+        else:
+            exponents = generator.integers(115, 125, groups)
+            parts["weight_scale"] = tensor(exponents.astype(np.uint8))
+            scales = 2.0 ** (exponents - 127)
+        values = FP4[codes & 7] * np.where(codes & 8, -1, 1)
+        return parts, values * scales.repeat(size, 1)
+
+    return write
+
+
 def mlx(bits: int = 4, size: int = 16) -> Writer:
     """MLX's affine weights: scales and what is added."""
 

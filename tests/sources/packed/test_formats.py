@@ -50,11 +50,16 @@ fast = settings(max_examples=20, deadline=None)
 
 
 @fast
-@given(sizes(32, 32), st.sampled_from([2, 3, 4, 8]), st.sampled_from([1, 2]), st.booleans())
-def test_gptq(shape: tuple[int, int], bits: int, version: int, ordered: bool) -> None:
+@given(
+    sizes(32, 32),
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["blocks", "own"]),
+)
+def test_gptq(shape: tuple[int, int], bits: int, version: int, order: str) -> None:
     layout = "gptq" if version == 1 else "gptq_v2"
     config = {"quant_method": "gptq", "bits": bits, "group_size": 16, "checkpoint_format": layout}
-    check(quantised.gptq(bits, 16, version, ordered), config, shape)
+    check(quantised.gptq(bits, 16, version, order), config, shape)
 
 
 @fast
@@ -97,6 +102,12 @@ def test_eight_bits_of_bitsandbytes(shape: tuple[int, int]) -> None:
 
 
 @fast
+@given(sizes(1, 32), st.booleans())
+def test_floats_of_four_bits(shape: tuple[int, int], nvidia: bool) -> None:
+    check(quantised.fp4(nvidia), NVFP4 if nvidia else MXFP4, shape)
+
+
+@fast
 @given(st.integers(1, 8), st.integers(1, 70), st.integers(0, 99))
 def test_integers_lie_in_words_without_gaps(bits: int, count: int, seed: int) -> None:
     fields = np.random.default_rng(seed).integers(0, 1 << bits, (2, count))
@@ -134,6 +145,10 @@ def test_a_weight_is_read_when_it_is_used(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+NVFP4, MXFP4 = (
+    {**scheme(4, type="float", group_size=size), "format": f"{name}-pack-quantized"}
+    for name, size in (("nvfp4", 16), ("mxfp4", 32))
+)
 BAD: list[tuple[str, Writer, dict[str, Any], Any, str]] = [
     ("scales of GPTQ", quantised.gptq(), GPTQ, "scales", "without layer.scales, so"),
     ("zeros of GPTQ", quantised.gptq(), GPTQ, "qzeros", "without layer.qzeros, so"),
@@ -163,6 +178,20 @@ BAD: list[tuple[str, Writer, dict[str, Any], Any, str]] = [
         {**scheme(4), "format": "marlin-24"},
         None,
         "in the format marlin-24; read are",
+    ),
+    (
+        "Marlin's layout",
+        quantised.gptq(),
+        {**GPTQ, "is_marlin_format": True},
+        None,
+        "in the format 'marlin'; expected gptq, gptq_v2.*onvert it with GPTQModel",
+    ),
+    (
+        "the scale of a whole weight",
+        quantised.fp4(),
+        NVFP4,
+        "weight_global_scale",
+        "without layer.weight_global_scale, so",
     ),
     ("scales of fp8", quantised.fp8(), FP8, "weight_scale_inv", "without layer.weight_scale_inv"),
     ("biases of MLX", quantised.mlx(), {"bits": 4, "group_size": 16}, "biases", "layer.biases, so"),

@@ -3,7 +3,8 @@
 Each file has the tensors of one layer, ``layer.*``, the settings of a configuration, and what the
 library's own code makes of them in float32: AutoGPTQ 0.7.1 (``QuantLinear.pack``; its formula in
 float32), AutoAWQ 0.2.9 (``WQLinear_GEMM.from_linear``), compressed-tensors 0.20.1 (``compress`` and
-``decompress``), bitsandbytes 0.50.2 on the CPU and mlx 0.32.4 (``quantize`` and ``dequantize``).
+``decompress``; of floats of four bits and of exponents ``dequantize``, in float32), bitsandbytes
+0.50.2 on the CPU and mlx 0.32.4 (``quantize`` and ``dequantize``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""compressed-tensors, as llm-compressor writes it: integers and eight-bit floats.
+"""compressed-tensors, as llm-compressor writes it: integers, and floats of four and eight bits.
 
     pack-quantized          weight_packed (outputs, words), weight_shape, weight_scale, which are
                             (outputs, groups), and weight_zero_point (words, groups), weight_g_idx
     int-, float-, naive-    weight in eight bits, weight_scale, weight_zero_point: one number, one
     quantized               for each output or group, or one for each block of rows and columns
-    w = (q - zero) scale
+    nvfp4-pack-quantized    weight_packed (outputs, inputs / 2), weight_scale, floats of eight bits
+                            for 16 inputs each, and weight_global_scale, one number
+    mxfp4-pack-quantized    weight_packed, and weight_scale s of 32 inputs, which is 2^(s - 127)
+    mxfp8-quantized         weight in eight bits, and such a weight_scale
+    w = (q - zero) scale, and (q - zero) (scale / global scale) of nvfp4
 
 Packed integers are stored higher by 2^(bits - 1), as are their zeros. Scales of activations are
 left out: the numbers are those of the weights.
@@ -16,6 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from linexport.sources.files import refuse
 from linexport.sources.packed.record import PackedTensor, StoredTensor, blocks, unpack
@@ -24,12 +29,23 @@ from linexport.system.json_object import JsonObject
 
 TITLE = "compressed-tensors"
 METHODS = ("compressed-tensors", "compressed_tensors")
-IGNORED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "q_scale")
+IGNORED = (
+    *("input_scale", "input_zero_point", "input_global_scale"),
+    *("output_scale", "k_scale", "v_scale", "q_scale"),
+)
 
-_LAYOUTS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_LAYOUTS = (
+    *("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+)
 _MIXED = "mixed-precision"
 _EIGHT_BITS = ("I8", "F8_E4M3")
 _WORD = 32
+_NIBBLES, _EXPONENTS, _BIAS = "U8", "U8", 127
+"""Types of two floats of four bits, and of scales that are powers of two, with their bias."""
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Floats of four bits without their sign, which is the highest bit."""
 
 
 def weights(
@@ -38,7 +54,8 @@ def weights(
     """Return the weights that have a ``weight_packed`` or a ``weight_scale``."""
     schemes = _schemes(stored, settings)
     for stem in stored.stems(".weight_packed"):
-        yield _packed(stored, stem, schemes)
+        is_float = stored[f"{stem}.weight_packed"].dtype == _NIBBLES
+        yield (_of_four_bits if is_float else _packed)(stored, stem, schemes)
     for stem in stored.stems(".weight"):
         if stored[f"{stem}.weight"].dtype in _EIGHT_BITS:
             yield _of_eight_bits(stored, stem, schemes)
@@ -148,6 +165,40 @@ def _read_packed(stored: StoredTensors, stem: str, bits: int, layout: _Layout) -
     return PackedTensor(codes, scales, layout.rows, columns, zeros)
 
 
+def _of_four_bits(stored: StoredTensors, stem: str, schemes: list[JsonObject]) -> StoredTensor:
+    packed, scale, whole = (f"{stem}.weight_{e}" for e in ("packed", "scale", "global_scale"))
+    outputs, octets = stored[packed].shape
+    layout = _Layout(stored, scale, packed, (outputs, 2 * octets), schemes)
+    parts = {packed, scale}
+    if stored[scale].dtype != _EXPONENTS:
+        stored.need(whole, packed)
+        stored.expect(whole, (1,), ())
+        parts.add(whole)
+    return StoredTensor(
+        f"{stem}.weight",
+        (outputs, 2 * octets),
+        partial(_read_four_bits, stored, stem, layout),
+        frozenset(parts),
+    )
+
+
+def _read_four_bits(stored: StoredTensors, stem: str, layout: _Layout) -> PackedTensor:
+    codes = unpack(stored.read(f"{stem}.weight_packed"), 4).long()
+    values = torch.tensor((*_MAGNITUDES, *(-x for x in _MAGNITUDES)))[codes]
+    scales = _scales(stored, f"{stem}.weight_scale", layout)
+    if (name := f"{stem}.weight_global_scale") in stored:
+        scales = scales.float() / stored.read(name).float().reshape(())
+    return PackedTensor(values, scales, layout.rows, layout.columns)
+
+
+def _scales(stored: StoredTensors, name: str, layout: _Layout) -> Tensor:
+    """Return scales; those that are stored as exponents as powers of two."""
+    found = stored.read(name).reshape(layout.shape)
+    if found.dtype != torch.uint8:
+        return found
+    return torch.ldexp(torch.ones(layout.shape), found.int() - _BIAS)
+
+
 def _of_eight_bits(stored: StoredTensors, stem: str, schemes: list[JsonObject]) -> StoredTensor:
     weight, scale, zero = (f"{stem}.weight{end}" for end in ("", "_scale", "_zero_point"))
     shape = stored[weight].shape
@@ -165,6 +216,6 @@ def _of_eight_bits(stored: StoredTensors, stem: str, schemes: list[JsonObject]) 
 
 def _read_eight_bits(stored: StoredTensors, stem: str, layout: _Layout) -> PackedTensor:
     weight, scale, zero = (f"{stem}.weight{end}" for end in ("", "_scale", "_zero_point"))
-    scales = stored.read(scale).reshape(layout.shape)
+    scales = _scales(stored, scale, layout)
     zeros = stored.read(zero).reshape(layout.shape) if zero in stored else None
     return PackedTensor(stored.read(weight), scales, layout.rows, layout.columns, zeros)

@@ -37,6 +37,7 @@ def weights(
 ) -> Iterator[StoredTensor]:
     """Return the weights that have a tensor ``qweight``."""
     layout = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    layout = "marlin" if settings.get("is_marlin_format") else layout
     if layout not in _VERSIONS:
         known = ", ".join(_VERSIONS)
         raise refuse(
