@@ -1,7 +1,7 @@
 """A GGUF file, read as the folder that transformers would load: a configuration and weights.
 
-The settings come from the file. Its tokenizer is not rebuilt: the files of one are taken from the
-folder that the GGUF file is in.
+The settings come from the file. The files of a tokenizer are taken from the folder that the GGUF
+file is in, or made of the file's own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from linexport.errors import UnsupportedModelError, UsageError
 from linexport.manifest import LANGUAGE_FILES
 from linexport.sources.files import check_link, refuse
 from linexport.sources.gguf.file import GgufFile
+from linexport.sources.gguf.tokenizer import tokenizer_files
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system.json_object import JsonObject
 
@@ -56,7 +57,7 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
     config = _common(file)
     rope, own = config["rope_parameters"], kind.configuration(file)
     config |= {**own, "rope_parameters": rope | own.get("rope_parameters", {})}
-    folder = _unfolded(path, config)
+    folder = _unfolded(file, config)
     try:
         loaded = load_hugging_face(
             folder, location=location or str(path), weights=weights_of(file, kind), **options
@@ -67,8 +68,8 @@ def load_gguf(path: Path, *, location: str | None = None, **options: Any) -> Loa
     if (folder / TOKENIZER).is_file():
         return loaded
     lacking = (
-        f"There is no {TOKENIZER} in the folder of {path.name}, whose own tokenizer is not read: "
-        "the artifact takes token ids. Put that of the model there to write text."
+        f"There is no {TOKENIZER} in the folder of {path.name}, whose own tokenizer is of a kind "
+        "that is not read: the artifact takes token ids. Put that of the model there to write text."
     )
     return replace(loaded, warnings=(*loaded.warnings, lacking))
 
@@ -146,8 +147,9 @@ def _common(file: GgufFile) -> JsonObject:
     }
 
 
-def _unfolded(path: Path, config: JsonObject) -> Path:
-    """Return a folder with a configuration, and the tokenizer's files from beside the model."""
+def _unfolded(file: GgufFile, config: JsonObject) -> Path:
+    """Return a folder with a configuration, and the files of a tokenizer."""
+    path = file.path
     place = tempfile.TemporaryDirectory(prefix="linexport-gguf-")
     _PLACES.append(place)
     folder = Path(place.name)
@@ -155,5 +157,9 @@ def _unfolded(path: Path, config: JsonObject) -> Path:
         if (path.parent / name).is_file():
             check_link(path.parent / name)
             shutil.copyfile(path.parent / name, folder / name)
+    if not (folder / TOKENIZER).is_file():
+        for name, text in tokenizer_files(file).items():
+            if not (folder / name).is_file():
+                (folder / name).write_text(text, encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     return folder

@@ -76,6 +76,10 @@ class GgufFile:
         found = self._field(f"tokenizer.ggml.{role}_token_id")
         return None if found is None else int(found)
 
+    def of_tokenizer(self, key: str, room: str = "tokenizer.ggml") -> Any:
+        """Return a setting of the tokenizer; None where it is missing."""
+        return self._field(f"{room}.{key}")
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting of the architecture; decimal numbers as they were before float32."""
         value = self._field(f"{self.architecture}.{key}")
