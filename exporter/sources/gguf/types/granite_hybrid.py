@@ -1,7 +1,8 @@
-"""Granite 4: Mamba2 and attention without positions, with experts or without.
+"""Granite 4 and Bamba: Mamba2 and attention, without positions or with rotary ones.
 
-llama.cpp's conversion orders the rows of queries and keys for its rotary embedding, pairs of
-neighbours in place of halves, though these models have none.
+Granite 4 has no positions, and experts or none; Bamba has rotary ones, and no experts. llama.cpp's
+conversion orders the rows of queries and keys for its rotary embedding, pairs of neighbours in
+place of halves, in both.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ _INNER = {
     "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
     "ffn_down.weight": "shared_mlp.output_linear.weight",
 }
+_BAMBA_OUTER = {"output_norm.weight": "model.final_layernorm.weight"}
+_BAMBA = {
+    "ffn_norm.weight": "pre_ff_layernorm.weight",
+    **{f"ffn_{part}.weight": f"feed_forward.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
 _JOINED = {
     "_exps": "block_sparse_moe.input_linear.weight",
     "_shexp": "shared_mlp.input_linear.weight",
@@ -48,39 +54,22 @@ _JOINED = {
 
 
 def configuration(file: GgufFile) -> JsonObject:
-    """Return the settings of GraniteMoeHybridForCausalLM.
+    """Return the settings of GraniteMoeHybridForCausalLM or BambaForCausalLM.
 
     Raises:
-        UnsupportedModelError: it is a Bamba, which the same architecture stands for.
+        UnsupportedModelError: a Bamba with what the class does not have.
     """
-    if file.get("rope.scaling.finetuned"):
-        raise refuse(
-            file.path,
-            "a hybrid of type granitehybrid with rotary positions, as Bamba is",
-            "give the folder of the model that the file was made of",
-        )
+    keys = file.each("attention.head_count_kv")
+    own = _of_bamba(file, keys) if _is_bamba(file) else _of_granite(file, keys)
     inner, heads = file.need("ssm.inner_size"), file.need("ssm.time_step_rank")
-    width, keys = file.need("embedding_length"), file.each("attention.head_count_kv")
-    experts = file.get("expert_count", 0)
-    shared = "_shexp" if experts else ""
+    width = file.need("embedding_length")
     return {
-        "model_type": "granitemoehybrid",
-        "architectures": ["GraniteMoeHybridForCausalLM"],
         "hidden_size": width,
         "intermediate_size": file.need("feed_forward_length"),
-        "shared_intermediate_size": file.shape(f"blk.0.ffn_gate{shared}.weight")[0],
         "num_hidden_layers": file.layers,
-        "layer_types": ["full_attention" if count else "linear_attention" for count in keys],
         "num_attention_heads": file.need("attention.head_count"),
         "num_key_value_heads": max(keys, default=0) or 1,
         "rms_norm_eps": file.need("attention.layer_norm_rms_epsilon"),
-        "position_embedding_type": None,
-        "attention_multiplier": file.get("attention.scale", 1.0),
-        "embedding_multiplier": file.get("embedding_scale", 1.0),
-        "residual_multiplier": file.get("residual_scale", 1.0),
-        "logits_scaling": file.get("logit_scale", 1.0),
-        "num_local_experts": experts,
-        "num_experts_per_tok": file.get("expert_used_count", 0),
         "mamba_expand": inner // width,
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
@@ -89,6 +78,48 @@ def configuration(file: GgufFile) -> JsonObject:
         "mamba_d_conv": file.need("ssm.conv_kernel"),
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
         "mamba_proj_bias": False,
+        **own,
+    }
+
+
+def _is_bamba(file: GgufFile) -> bool:
+    return bool(file.get("rope.scaling.finetuned"))
+
+
+def _of_bamba(file: GgufFile, keys: list[int]) -> JsonObject:
+    others = ("expert_count", "attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    found = next((name for name in others if file.get(name)), None)
+    if found is not None:
+        raise refuse(
+            file.path,
+            f"a hybrid with rotary positions, as Bamba is, and {found}, which that has not",
+            "give the folder of the model that the file was made of",
+        )
+    head = file.need("embedding_length") // file.need("attention.head_count")
+    rotated = file.get("rope.dimension_count", head)
+    return {
+        "model_type": "bamba",
+        "architectures": ["BambaForCausalLM"],
+        "attn_layer_indices": [place for place, count in enumerate(keys) if count],
+        "rope_parameters": {"partial_rotary_factor": rotated / head},
+    }
+
+
+def _of_granite(file: GgufFile, keys: list[int]) -> JsonObject:
+    experts = file.get("expert_count", 0)
+    shared = "_shexp" if experts else ""
+    return {
+        "model_type": "granitemoehybrid",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "shared_intermediate_size": file.shape(f"blk.0.ffn_gate{shared}.weight")[0],
+        "layer_types": ["full_attention" if count else "linear_attention" for count in keys],
+        "position_embedding_type": None,
+        "attention_multiplier": file.get("attention.scale", 1.0),
+        "embedding_multiplier": file.get("embedding_scale", 1.0),
+        "residual_multiplier": file.get("residual_scale", 1.0),
+        "logits_scaling": file.get("logit_scale", 1.0),
+        "num_local_experts": experts,
+        "num_experts_per_tok": file.get("expert_used_count", 0),
     }
 
 
@@ -100,6 +131,9 @@ def recipes(file: GgufFile) -> Iterator[Recipe]:
         "attn_q.weight": partial(halves, file.need("attention.head_count")),
         "attn_k.weight": partial(halves, keys),
     }
+    if _is_bamba(file):
+        yield from named(file, _OUTER | _BAMBA_OUTER, _INNER | _BAMBA, changes, "model.layers.{}.")
+        return
     yield from named(file, _OUTER, _INNER, changes, "model.layers.{}.")
     for index in range(file.layers):
         for end, name in _JOINED.items():
