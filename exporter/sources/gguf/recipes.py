@@ -28,8 +28,9 @@ Change = Callable[..., Tensor]
 Names = Mapping[str, str]
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
-_COMPUTED = ("rope_freqs.weight",)
-"""Tensors that the configuration gives as well."""
+_UNUSED = ("rope_freqs.weight", *(f"blk.0.time_mix_v{n}.weight" for n in range(3)))
+"""Tensors that the configuration gives as well, or that no model reads: RWKV-7's first layer has no
+values to mix its own with."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def weights_of(file: GgufFile, kind: ModelType) -> StoredWeights:
 
 def _left_out(file: GgufFile, name: str) -> bool:
     layer = _LAYER.fullmatch(name)
-    return name in _COMPUTED or (layer is not None and int(layer[1]) >= file.layers)
+    return name in _UNUSED or (layer is not None and int(layer[1]) >= file.layers)
 
 
 def named(

@@ -64,6 +64,9 @@ def load(
     _load_weights(model, folder, weights)
     check_finite(named_tensors(model), str(folder))
     settings = model.settings
+    about = f"{config['model_type']}: {parameter_summary('CausalLM', model)}"
+    if weights.title:
+        about = f"{about}, read from weights in {weights.title}"
     ids = torch.zeros(EXAMPLE, dtype=torch.int64)
     tokens = {0: Dim(BATCH), 1: Dim(SEQUENCE)}
     return LoadedModel(
@@ -75,7 +78,7 @@ def load(
             kind="hugging_face",
             location=location,
             sha256=digest([folder / CONFIG, *weights.files]),
-            description=f"{config['model_type']}: {parameter_summary('CausalLM', model)}",
+            description=about,
         ),
         integer_ranges={0: (0, settings.vocab_size), 1: (1, 2)},
         language=LanguageFacts(

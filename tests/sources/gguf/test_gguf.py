@@ -2,7 +2,8 @@
 
 ``recorded/NAME.gguf`` has random weights of half precision, written by ``convert_hf_to_gguf.py``
 (llama.cpp as vendored by llama-cpp-python 0.3.36) from a folder of transformers; ``NAME.npy`` are
-the logits of that folder's model, in float32, for the tokens of ``IDS``.
+the logits of that folder's model, in float32, for the tokens of ``IDS``. ``rwkv7`` is made of what
+``tests/flash_linear_attention/recorded`` has of that library.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import linexport
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.graph import external_data
 from linexport.sources import load_model
+from tests.support import ROOT
 
 gguf = pytest.importorskip("gguf")
 
@@ -38,6 +40,15 @@ def test_a_model_computes_what_its_published_folder_computes(name: str) -> None:
     with torch.no_grad():
         found = loaded.module(IDS, torch.ones_like(IDS)).numpy()
     expected = np.load(RECORDED / f"{name}.npy")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_rwkv7_computes_what_flash_linear_attention_computes() -> None:
+    loaded = load_model(RECORDED / "rwkv7.gguf")
+    with np.load(ROOT / "tests/flash_linear_attention/recorded/rwkv7.npz") as file:
+        ids, expected = torch.from_numpy(file["ids"]), file["whole"]
+    with torch.no_grad():
+        found = loaded.module(ids, torch.ones_like(ids)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
