@@ -38,8 +38,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.quantization.block_quantisation import Grid, Quantised
-from linexport.quantization.choose_bits import Chosen, grid_of
+from linexport.quantization.choose_bits import Chosen
 from linexport.quantization.experts import find_experts
+from linexport.quantization.form import in_blocks
 from linexport.quantization.quantisable import (
     BLOCK,
     LEAST_OUTPUTS,
@@ -163,7 +164,9 @@ def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) 
     chosen, random = {}, np.random.default_rng(0)
     for weight in (*find(model, floats)[0], *find_experts(model, floats, True)[0]):
         own = max(bits, TABLE_BITS) if weight.is_table else bits
-        made = random_weights(weight.outputs, weight.inputs, grid_of(weight, own), random)
+        made = random_weights(
+            weight.outputs, weight.inputs, in_blocks(weight, own, "float32"), random
+        )
         chosen[weight.name] = Chosen(weight, made, "none")
     return quantised_model(model, chosen)
 

@@ -26,6 +26,7 @@ def open_written(
     threads: int,
     settings: Mapping[str, str] | None = None,
     low_memory: bool = True,
+    target: str = targets.DEFAULT,
     logits: str | None = None,
     native: bool = False,
 ) -> Run:
@@ -37,6 +38,7 @@ def open_written(
         threads: 0 for ONNX Runtime's choice.
         settings: of its session configuration.
         low_memory: map weights of large models from a file, which leaves them unpacked.
+        target: whose models are opened as this one.
         logits: the output that is computed for the last tokens alone, see ``runs``.
         native: run what it can of the graph by the CPU library.
     """
@@ -46,7 +48,7 @@ def open_written(
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         path = write.save_model(copy, folder, external, MAPPED_ABOVE)
-        session = targets.find_target("ort").open(
+        session = targets.find_target(target).open(
             path,
             threads=threads,
             taking_turns=True,

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 MOST_TOKENS, MOST_SEQUENCES, MOST_GB = 10**9, 10**6, 1e6
 """Limits far beyond any model and device, within which sizes of a graph are 64-bit integers."""
 
-NOT_YET = "*"
-"""Mark of weights that convert does not write for a target."""
-
 
 def plan(
     path: Annotated[
@@ -110,8 +107,6 @@ def _print(found: DevicePlan) -> None:
     _print_parts(found, console)
     console.print()
     console.print(_table(found))
-    if not all(row.converts for row in found.rows):
-        console.print(f"{NOT_YET} convert does not write these weights for this target yet.")
     for warning in found.warnings:
         console.print(f"! {warning}", style="yellow", markup=False)
 
@@ -146,7 +141,7 @@ def _table(found: DevicePlan) -> Table:
     for row in found.rows:
         table.add_row(
             row.target,
-            row.weights + ("" if row.converts else NOT_YET),
+            row.weights,
             size(row.weight_bytes),
             size(row.memory_bytes),
             "yes" if row.fits else "no",

@@ -42,8 +42,8 @@ def quantize(
     weights: Annotated[
         str,
         typer.Option(
-            help="fp16 or bf16, computed with in float32; int8 or int4; or auto, 4 or 8 bits for "
-            "each weight until --max-kld holds.",
+            help="fp16 or bf16, computed with in float32; int8, int4 or fp8; or auto, 4 or 8 "
+            "bits for each weight until --max-kld holds. Targets have some of these.",
             autocompletion=completion(lambda: WEIGHTS),
             rich_help_panel=Panel.COMMON,
         ),

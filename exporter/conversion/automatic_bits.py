@@ -15,11 +15,11 @@ import numpy as np
 from linexport.artifact.temporary import Run
 from linexport.manifest.quantisation import ParetoPoint
 from linexport.quantization.allocate import Allocation
+from linexport.quantization.by_target import FORMS
 from linexport.quantization.calibration_inputs import CalibrationInputs
 from linexport.quantization.choose_bits import Chosen, Quantiser
 from linexport.quantization.opened import FloatModel
 from linexport.quantization.proof import divergence
-from linexport.quantization.rewrite import quantised_model
 from linexport.quantization.window_pieces import outputs_of
 from linexport.timing.latency import Settings, interleaved
 
@@ -43,18 +43,19 @@ def within(
     Args:
         limit: largest mean divergence, nats.
         alone: divergence of each weight alone in 4 bits, nats.
-        model: the float32 model.
+        model: the model, in float32 and as it is deployed.
         quantiser: of its weights.
         inputs: text to compare on.
     """
     path = quantiser.mixed(dict(alone))
     tried: dict[int, tuple[Run, float]] = {}
     allowed, taken = MARGIN * limit, len(path) - 1
+    reference, _ = model.reference()
     for place, allocation in enumerate(path):
         last = place == len(path) - 1
         if place and allocation.predicted > allowed and not last:
             continue
-        tried[place] = _measured(quantiser.allocated(allocation), model, inputs)
+        tried[place] = _measured(quantiser.allocated(allocation), model, reference, inputs)
         found = tried[place][1]
         if found <= limit:
             taken = place
@@ -66,24 +67,25 @@ def within(
 
 
 def _measured(
-    chosen: Sequence[Chosen], model: FloatModel, inputs: CalibrationInputs
+    chosen: Sequence[Chosen], model: FloatModel, reference: Run, inputs: CalibrationInputs
 ) -> tuple[Run, float]:
     """Open a choice; returns it and its mean divergence."""
     assert inputs.language is not None and inputs.windows is not None
-    run = model.deployed(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
     artifact, windows = model.artifact, inputs.windows.compared
-    reference, ours = (
-        outputs_of(artifact, inputs.language, one) for one in (artifact.run_graph, run)
-    )
-    found, _ = divergence(artifact, inputs.language, reference, ours, windows)
+    rewrite = FORMS[artifact.manifest.target].rewrite
+    run = model.deployed(rewrite(model.written, {c.weight.name: c for c in chosen}))
+    exactly, ours = (outputs_of(artifact, inputs.language, one) for one in (reference, run))
+    found, _ = divergence(artifact, inputs.language, exactly, ours, windows)
     return run, found.mean
 
 
 def _step_times(
     tried: Mapping[int, tuple[Run, float]], model: FloatModel, inputs: CalibrationInputs
 ) -> dict[int, float]:
-    """Median milliseconds of one token for each choice tried, in turns."""
+    """Median milliseconds of one token for each choice tried, in turns; none for GPUs."""
     assert inputs.windows is not None
+    if not FORMS[model.artifact.manifest.target].on_cpu:
+        return {}
     feeds = model.artifact.feeds(inputs.windows.compared[0][None, :1])
     calls = {str(place): (lambda run=run: run(feeds)) for place, (run, _) in tried.items()}
     return {int(place): float(np.median(t)) for place, t in interleaved(calls, STEPS).items()}

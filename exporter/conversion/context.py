@@ -32,11 +32,13 @@ class Checks:
         chosen: lengths and batches; empty for the usual ones.
         relative: error allowed, relative to the largest output; None for that of the precision.
         by_layers: each layer of a language model is compared by itself, not the whole.
+        builds: engines are built, or prepared, of a target that has them.
     """
 
     chosen: ChosenSizes = DEFAULT_SIZES
     relative: float | None = None
     by_layers: bool = False
+    builds: bool = True
 
     def applied(self, tested: ModelUnderTest) -> ModelUnderTest:
         """Return what is compared, with these sizes and this tolerance."""

@@ -9,17 +9,16 @@ are rounded to the nearest value here; ``--weights int8`` takes longer, and lose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import onnx
 
 from linexport.artifact.temporary import Run
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.options import KEEP
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
-from linexport.quantization.choose_bits import AUTO, BITS, Chosen, Quantiser
+from linexport.quantization.choose_bits import AUTO, BITS, Quantiser
+from linexport.quantization.form import StorageForm
 from linexport.quantization.half import half_model
 from linexport.quantization.opened import FloatModel
 from linexport.quantization.proof import divergence
@@ -31,17 +30,16 @@ FINER = {
     AUTO: ("bf16", "fp16"),  # past its limit, all its weights have 8 bits
     KEEP: ("bf16", "fp16"),  # its weights are exact: activations in 8 bits make the difference
     "bf16": ("fp16",),
+    "fp8": ("int8",),
     "fp16": (),
 }
-
-Rewrite = Callable[[onnx.ModelProto, dict[str, Chosen]], onnx.ModelProto]
 
 
 def with_alternatives(
     record: QuantisationRecord,
     model: FloatModel,
     quantiser: Quantiser,
-    rewrite: Rewrite,
+    form: StorageForm,
     language: LanguageInterface,
     reference: Outputs,
     windows: Sequence[Window],
@@ -52,7 +50,7 @@ def with_alternatives(
         record: with the divergence of the requested weights.
         model: the float32 model.
         quantiser: of its weights.
-        rewrite: writes integer weights.
+        form: how the target stores them.
         language: names tokens and logits.
         reference: outputs of the float32 model.
         windows: the text that the divergence was measured on.
@@ -62,8 +60,10 @@ def with_alternatives(
         return record
     alternatives: list[AlternativeRecord] = []
     for weights in FINER[record.weights]:
+        if weights not in form.choices:
+            continue
         try:
-            run = _opened(weights, model, quantiser, rewrite)
+            run = _opened(weights, model, quantiser, form)
         except UnsupportedModelError:  # a weight beyond the range of fp16
             continue
         ours = outputs_of(model.artifact, language, run)
@@ -74,9 +74,9 @@ def with_alternatives(
     return replace(record, alternatives=tuple(alternatives))
 
 
-def _opened(weights: str, model: FloatModel, quantiser: Quantiser, rewrite: Rewrite) -> Run:
+def _opened(weights: str, model: FloatModel, quantiser: Quantiser, form: StorageForm) -> Run:
     if weights in BITS:
         chosen = quantiser.uniform(BITS[weights])
-        return model.deployed(rewrite(model.graph, {c.weight.name: c for c in chosen}))
+        return model.deployed(form.rewrite(model.written, {c.weight.name: c for c in chosen}))
     made = half_model(model.graph, model.values, quantiser.weights, weights)
     return model.deployed(made.graph, made.values)

@@ -19,6 +19,7 @@ from linexport.artifact.checked import checked_artifact
 from linexport.conversion import isolated
 from linexport.conversion.add_records import Measuring
 from linexport.conversion.context import Checks, Job, load_original
+from linexport.conversion.engines import options_of
 from linexport.conversion.openable import OpenableManifest
 from linexport.conversion.proof_strategy import announced
 from linexport.conversion.publish import check_place, publish
@@ -40,6 +41,7 @@ from linexport.manifest.options import (
     command,
     defaults,
 )
+from linexport.quantization.by_target import check_gpus
 from linexport.quantization.half import HALF
 from linexport.quantization.keep import check_checkpoint
 from linexport.quantization.token_windows import read_text
@@ -119,9 +121,9 @@ def convert(
             default the batch and the tokens, and {} for none.
         target: Where it will run.
         precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
-        weights: For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4;
-            auto, 4 or 8 bits for each weight until max_kld holds; or keep, the integers of a
-            quantised checkpoint.
+        weights: float32, or what precision says; int8 or int4; auto, 4 or 8 bits for each weight
+            until max_kld holds. For engines: fp8. For ort and onnx: fp16 or bf16, computed with in
+            float32; or keep, the integers of a quantised checkpoint.
         data: Text to choose values by and to compare on: a UTF-8 file, or a folder of .txt files.
             Without it, the source of Python's standard library.
         max_kld: Largest mean KL divergence from the float32 model, in nats. More is exit code 3.
@@ -264,6 +266,8 @@ def _quantised(
 ) -> Manifest:
     """Convert to float32 in a folder next to the output, prove that, and quantise it."""
     check_quantisation(config.weights, config.target, config.max_kld)
+    check_gpus(config.target, config.weights, config.sms)
+    _configured(_named(source), place, config)
     check_drop(config.evaluate, config.max_drop)
     metric = as_metric(config.evaluate, config.lower_is_better)
     check_place(place, config.overwrite, _named(source))
@@ -278,7 +282,7 @@ def _quantised(
     with write.staged(place) as folder:
         exact = folder / "float32"
         plainly = ConvertOptions(**{**vars(config), **plain})
-        checks = Checks(by_layers=by_layers)
+        checks = Checks(by_layers=by_layers, builds=False)
         manifest = convert_checked(source, exact, plainly, checks, progress)
         if manifest.status != "ok":
             return publish(exact, place, replace(manifest, options=config))
@@ -338,18 +342,10 @@ def _configured(source: str, output: Path, config: ConvertOptions) -> targets.Ta
         )
     if config.inline and config.packed_batches:
         raise UsageError("--inline puts bodies in the place of nodes, and --packed-batches others.")
-    cache = None if config.timing_cache is None else Path(config.timing_cache)
     try:
         return target.configure(
             target,
-            targets.Options(
-                config.precision,
-                config.sms,
-                config.plugins,
-                config.quick,
-                cache,
-                config.packed_batches,
-            ),
+            options_of(config),
         )
     except EnvironmentProblemError as error:
         raise EnvironmentProblemError(

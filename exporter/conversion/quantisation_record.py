@@ -35,7 +35,7 @@ def record_of(
         reference="",
         tensors=tensors,
         kept=tuple(
-            KeptTensorRecord(k.name, int(model.values[k.name].nbytes), k.reason) for k in kept
+            KeptTensorRecord(k.name, int(model.stored[k.name].nbytes), k.reason) for k in kept
         ),
         bits_per_weight=8 * stored / count,
         model_bytes=float32_bytes,

@@ -16,9 +16,10 @@ from linexport.errors import UsageError
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.quantisation import TextRecord
 from linexport.parity.reference.module import Reference
+from linexport.quantization.by_target import FORMS
 from linexport.quantization.calibration_inputs import inputs_of
 from linexport.quantization.half import HALF
-from linexport.quantization.opened import open_deployed, open_exactly
+from linexport.quantization.opened import beyond_profiles, open_deployed, open_exactly
 from linexport.quantization.proof import Runs, with_proof
 from linexport.quantization.token_windows import read_text
 from linexport.system.torch_internals.trees import pytree
@@ -47,8 +48,8 @@ def with_quantisation_checked(
     record = manifest.quantisation
     assert record is not None
     session = open_deployed(folder / MODEL, manifest, threads, tested.execution)
-    artifact = Artifact(folder, manifest, session)
-    rounds = record.weights not in HALF
+    artifact = Artifact(folder, beyond_profiles(manifest), session)
+    rounds = record.weights not in HALF and FORMS[manifest.target].on_cpu
     exact = partial(open_exactly, folder / MODEL, threads) if rounds else None
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
     half = run_in_half(tested, record.weights)

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 from numpy.typing import NDArray
 
+from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.checked import checked_artifact
 from linexport.artifact.runtime import Artifact
@@ -21,6 +22,7 @@ from linexport.artifact.signature import Trust
 from linexport.artifact.temporary import runs
 from linexport.conversion.add_records import with_status
 from linexport.conversion.choose_weights import ChosenWeights, choose, keep
+from linexport.conversion.engines import files_of, with_engines_of
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.other_weights import with_alternatives
 from linexport.conversion.publish import check_place, publish
@@ -41,7 +43,7 @@ from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import HeadName, StageRecord
 from linexport.manifest.rewriting import NodesRecord
 from linexport.quantization import forecast
-from linexport.quantization.by_target import REWRITES
+from linexport.quantization.by_target import FORMS, check_gpus, form_of
 from linexport.quantization.calibration_inputs import inputs_of
 from linexport.quantization.choose_bits import AUTO, CHOICES, Quantiser
 from linexport.quantization.half import HALF, half_model
@@ -76,10 +78,10 @@ def quantize(
     checkpoint: StoredWeights | None = None,
     trust: Trust | None = None,
 ) -> Manifest:
-    """Write a copy of a checked float32 artifact whose weights take fewer bits.
+    """Write a copy of a checked artifact whose weights take fewer bits.
 
     Args:
-        artifact: folder that ``linexport convert`` wrote for target ort or onnx.
+        artifact: folder that ``linexport convert`` wrote for target ort, onnx or ort-cuda.
         output: the folder to make.
         weights: fp16 or bf16; int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds;
             keep: the integers of ``checkpoint``.
@@ -124,44 +126,53 @@ def quantize(
     with watch.stage("read"):
         checked = checked_artifact(source, trust)
         opened = unopened(checked, threads)
-        _check(opened)
+        _check(opened, weights)
         if options is None:  # else it was said of the whole conversion
             size = forecast.ModelSize(model_bytes(opened.manifest.files))
             forecast.announce(forecast.QUANTISE, size, place, watch.shown)
         model = FloatModel.of(opened, source / MODEL, threads)
-        portable = REWRITES[opened.manifest.target] is portable_model
-        quantiser = Quantiser(model, integers=weights not in HALF, portable=portable)
+        form = form_of(opened.manifest.target, weights)
+        quantiser = Quantiser(model, form, integers=weights not in HALF)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
     check_head(weights, max_kld, "causal_lm" if inputs.language else opened.manifest.head)
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     if checkpoint is not None and weights == KEEP:
+        portable = form.rewrite is portable_model
         found, chain = keep(checkpoint, model, quantiser, portable, inputs, watch)
     elif weights not in HALF:
         found, chain = choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):
-            manifest, record = _stored(weights, limit, found, quantiser, model, folder)
+            manifest, record = _stored(
+                weights, limit, found, quantiser, model, checked.manifest, folder
+            )
         with watch.stage("compare"):
             session = open_deployed(folder / MODEL, manifest, threads)
-            exact = None if found is None else partial(open_exactly, folder / MODEL, threads)
+            exact = (
+                partial(open_exactly, folder / MODEL, threads) if found and form.on_cpu else None
+            )
             half = None
             if found is None and original is not None:
                 tested = model_under_test(manifest, original, lambda: session)
                 half = run_in_half(tested, weights)
-            name = "the float32 artifact" if chain is None else "the float32 layers"
-            both = Runs(opened.run_graph, runs(session), exact, name, half, chain)
+            reference, name = model.reference()
+            name = name if chain is None else "the float32 layers"
+            both = Runs(reference, runs(session), exact, name, half, chain)
             record = with_proof(record, opened, both, inputs, seed)
             if inputs.language is not None and inputs.windows is not None:
                 exactly = both.reference_outputs(opened, inputs.language)
-                rewrite, text = REWRITES[manifest.target], inputs.windows.compared
+                text = inputs.windows.compared
                 record = with_alternatives(
-                    record, model, quantiser, rewrite, inputs.language, exactly, text
+                    record, model, quantiser, form, inputs.language, exactly, text
                 )
         if metric is not None:
             with watch.stage("evaluate"):
                 made_of = Artifact(folder, manifest, session)
                 record = replace(record, metric=metric.compared(opened, made_of), max_drop=max_drop)
+        if targets.find_target(manifest.target).deploy is not None:
+            with watch.stage("build"):
+                manifest = with_engines_of(manifest, folder, options or _options(manifest))
         stages = (*manifest.stages, *(StageRecord(**stage) for stage in watch.stages))
         manifest = replace(
             manifest,
@@ -184,13 +195,31 @@ def check_quantisation(weights: str, target: str | None, max_kld: float | None) 
     if weights not in CHOICES:
         known = ", ".join((FLOAT32, *CHOICES))
         raise UsageError(f"--weights is {weights!r}; expected one of {known}.")
-    if target is not None and target not in REWRITES:
-        raise UsageError(
-            f"--weights {weights} is for targets {' and '.join(REWRITES)}; found target {target}. "
-            "Leave out --weights or --target."
-        )
+    if target is not None:
+        check_choice(weights, target)
     if max_kld is not None and not 0 < max_kld < float("inf"):
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
+
+
+def check_choice(weights: str, target: str) -> None:
+    """Refuse weights that a target has not.
+
+    Raises:
+        UsageError: it has no such weights.
+    """
+    if target in FORMS and weights in FORMS[target].choices:
+        return
+    *known, last = (name for name, form in FORMS.items() if weights in form.choices)
+    instead = "Leave out --weights or --target."
+    if target in FORMS:
+        own = ", ".join(FORMS[target].choices)
+        instead = f"For {target} there are {own}."
+        if weights in HALF:
+            instead += f" --precision {weights} computes in half precision."
+    raise UsageError(
+        f"--weights {weights} is for targets {', '.join(known)} and {last}; found target {target}. "
+        f"{instead}"
+    )
 
 
 def check_head(weights: str, max_kld: float | None, head: HeadName | None) -> None:
@@ -220,18 +249,19 @@ def _stored(
     found: ChosenWeights | None,
     quantiser: Quantiser,
     model: FloatModel,
+    before: Manifest,
     folder: Path,
 ) -> tuple[Manifest, QuantisationRecord]:
     """Write the model; returns its manifest, and how its weights are stored."""
     if found is None:
         made = half_model(model.graph, model.values, quantiser.weights, weights)
-        manifest = _write(model, made.graph, made.values, folder)
+        manifest = _write(model, made.graph, made.values, before, folder)
         tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
         record = record_of(weights, limit, tensors, quantiser.kept, model)
     else:
-        rewrite = REWRITES[model.artifact.manifest.target]
-        graph = rewrite(model.graph, {c.weight.name: c for c in found.chosen})
-        manifest = _write(model, graph, {}, folder)
+        rewrite = FORMS[model.artifact.manifest.target].rewrite
+        graph = rewrite(model.written, {c.weight.name: c for c in found.chosen})
+        manifest = _write(model, graph, {}, before, folder)
         alone = found.divergences
         tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
         kept = (*quantiser.kept, *found.left)
@@ -244,16 +274,16 @@ def _write(
     model: FloatModel,
     graph: onnx.ModelProto,
     values: Mapping[str, NDArray],
+    manifest: Manifest,
     folder: Path,
 ) -> Manifest:
     """Write the model and copy what belongs to it; returns its manifest, nothing compared yet."""
     opened = model.artifact
     left = {t.name for t in graph.graph.initializer}
     nodes = count_nodes(graph.graph)
-    same = {n: v for n, v in model.values.items() if n in left}
+    same = {n: v for n, v in model.stored.items() if n in left}
     write.save_model(graph, folder, {**same, **values})
-    manifest = opened.manifest
-    written = (MODEL, DATA, MTP, MTP_DATA)
+    written = {MODEL, DATA, MTP, MTP_DATA, *files_of(manifest)}
     write.copy_files([opened.path / name for name in manifest.files if name not in written], folder)
     if manifest.mtp is not None:
         write_apart(opened.path, folder)
@@ -268,18 +298,37 @@ def _write(
         decode=None,
         memory=None,
         measurement=None,
+        engines=(),
+        prepared=None,
     )
 
 
-def _check(artifact: Artifact) -> None:
+def _options(manifest: Manifest) -> ConvertOptions:
+    """Return the options that an artifact was converted by.
+
+    Raises:
+        UsageError: they are not known.
+    """
+    if manifest.options is None:
+        raise UsageError(
+            "The artifact does not say by which options its engines were built. Convert the model "
+            "again, with --weights."
+        )
+    return manifest.options
+
+
+def _check(artifact: Artifact, weights: str) -> None:
     manifest = artifact.manifest
     if manifest.quantisation is not None:
         raise UsageError(
-            f"{artifact.path} has {manifest.quantisation.weights} weights already; expected a "
-            "float32 artifact. Quantise the one it was made from."
+            f"{artifact.path} has {manifest.quantisation.weights} weights already; expected an "
+            "artifact that is not quantised. Quantise the one it was made from."
         )
-    if manifest.target not in REWRITES:
+    check_choice(weights, manifest.target)
+    if manifest.options is not None:
+        check_gpus(manifest.target, weights, manifest.options.sms)
+    if manifest.packed is not None:
         raise UsageError(
-            f"{artifact.path} is for target {manifest.target}; quantised weights are for targets "
-            f"{' and '.join(REWRITES)}. Convert the model with --target {next(iter(REWRITES))}."
+            f"{artifact.path} takes packed batches, for which weights in fewer bits are not "
+            "written. Leave out --packed-batches or --weights."
         )

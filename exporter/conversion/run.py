@@ -27,6 +27,7 @@ from linexport.conversion.add_records import (
 )
 from linexport.conversion.bisect_matches import blamed
 from linexport.conversion.context import Job, TracedOriginal, load_original
+from linexport.conversion.engines import with_built, with_prepared
 from linexport.conversion.expected_time import say_comparison, say_measurement
 from linexport.conversion.kernels_by_default import with_kernels_compared
 from linexport.conversion.model_under_test import model_under_test
@@ -41,9 +42,8 @@ from linexport.graph import dims as dimensions
 from linexport.graph import external_data
 from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
-from linexport.manifest.folder import file_record
 from linexport.manifest.proof import StreamingRecord
-from linexport.manifest.records import BUFFER, FileRecord, StageRecord
+from linexport.manifest.records import BUFFER, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
 from linexport.sources import LoadedModel
@@ -53,11 +53,6 @@ from linexport.targets.lowering.packed_batches import refused
 from linexport.timing.latency import EXTENTS
 
 NOT_AS_A_WHOLE = "each layer was proven in turn, and the float32 model not run as a whole"
-
-ROUNDED = (
-    "ONNX Runtime has no bfloat16 kernels for CPUs: parity and streaming are those of "
-    "the model with its rounded weights, computed in float32."
-)
 
 
 @dataclass(frozen=True)
@@ -114,12 +109,14 @@ def run(job: Job) -> Manifest:
             kept = {n: r for n, r in manifest.files.items() if n not in (MTP, MTP_DATA)}
             manifest = replace(manifest, files={**kept, **share_weights(job.folder)})
             manifest = _with_predictor_checked(job, manifest, tested)
-    if job.target.assemble:
+    if job.target.assemble and job.checks.builds:
         with job.watch.stage("prepare"):
-            manifest = _prepare(job, job.target.assemble, original.dims, manifest)
-    if job.target.build:
+            model = _converted(job, original.dims, manifest)
+            manifest = with_prepared(manifest, job.folder, job.target.assemble, model)
+    if job.target.build and job.checks.builds:
         with job.watch.stage("build"):
-            manifest = _build(job, job.target.build, original.dims, manifest)
+            model = _converted(job, original.dims, manifest)
+            manifest = with_built(manifest, job.folder, job.target.build, model)
             manifest = with_engines_checked(manifest, tested, job.folder, job.options.seed)
     if job.options.measures:
         plan = EXTENTS[job.options.extent].on(job.options.threads)
@@ -291,34 +288,6 @@ def _with_predictor_checked(
 def _by_library(job: Job, tested: parity.ModelUnderTest) -> parity.ModelUnderTest:
     opened, changed = partial(job.open, native=True), partial(job.open_changed, native=True)
     return replace(tested, open=opened, open_changed=changed)
-
-
-def _build(
-    job: Job,
-    build: targets.Build,
-    dims: Mapping[str, dimensions.DimRange],
-    manifest: Manifest,
-) -> Manifest:
-    """Build the engines of the model."""
-    engines = build(_converted(job, dims, manifest))
-    sizes = {e.file: (job.folder / e.file).stat().st_size for e in engines}
-    files = {e.file: FileRecord(sizes[e.file], e.sha256) for e in engines}
-    manifest = replace(manifest, engines=tuple(engines), files={**manifest.files, **files})
-    return with_warnings(manifest, [ROUNDED] if job.options.precision == "bf16" else [])
-
-
-def _prepare(
-    job: Job,
-    assemble: targets.Assemble,
-    dims: Mapping[str, dimensions.DimRange],
-    manifest: Manifest,
-) -> Manifest:
-    """Write the files that build the model's engines on other machines."""
-    prepared = assemble(_converted(job, dims, manifest))
-    names = [prepared.plugin_source, prepared.script, *prepared.loaders]
-    files = {name: file_record(job.folder / name) for name in names if name is not None}
-    manifest = replace(manifest, prepared=prepared, files={**manifest.files, **files})
-    return with_warnings(manifest, [ROUNDED] if job.options.precision == "bf16" else [])
 
 
 def _converted(

@@ -24,7 +24,7 @@ TargetName = Literal["onnx", "onnx27", "ort", "ort-cuda", "tensorrt", "tensorrt-
 """Targets of linexport; other packages may add some, which a type checker does not know."""
 
 Precision = Literal["fp32", "fp16", "bf16"]
-Weights = Literal["float32", "fp16", "bf16", "int8", "int4", "auto", "keep"]
+Weights = Literal["float32", "fp16", "bf16", "int8", "int4", "fp8", "auto", "keep"]
 Pooling = Literal["mean", "last", "cls"]
 Proof = Literal["whole", "layers"]
 BenchExtent = Literal["none", "short", "full"]
@@ -101,9 +101,9 @@ class ConvertOptions:
         FLOAT32,
         "--weights",
         Panel.COMMON,
-        "For ort and onnx: float32; fp16 or bf16, computed with in float32; int8 or int4; auto, 4 "
-        "or 8 bits for each weight until --max-kld holds; or keep, the integers of a quantised "
-        "checkpoint.",
+        "float32, or what --precision says; int8 or int4; auto, 4 or 8 bits for each weight until "
+        "--max-kld holds. For engines: fp8. For ort and onnx: fp16 or bf16, computed with in "
+        "float32; or keep, the integers of a quantised checkpoint.",
         words=get_args(Weights),
     )
     data: str | None = _option(

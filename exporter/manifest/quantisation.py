@@ -101,7 +101,7 @@ class QuantisedTensorRecord:
 
 @dataclass(frozen=True)
 class KeptTensorRecord:
-    """A weight that is kept in float32, and why."""
+    """A weight that is kept as it was, and why."""
 
     name: str
     bytes: int
@@ -190,7 +190,8 @@ class QuantisationRecord:
         tensors: quantised weights.
         kept: weights of products and tables that were not.
         bits_per_weight: of the quantised weights, scales and zero points included.
-        model_bytes, float32_bytes: size of the model's files, and of the float32 artifact's.
+        model_bytes, float32_bytes: size of the model's files, and of those before, which are in
+            float32 or, for a target on GPUs, in the half precision of the artifact.
         max_kld: largest mean divergence the user allows; None: no limit.
         divergence: of a language model's distributions; None for other models.
         output_error: relative root mean square error of other models' outputs.

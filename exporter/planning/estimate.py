@@ -22,7 +22,7 @@ from linexport.planning.planned_model import PlannedModel
 from linexport.planning.weights import KINDS, Kind, bytes_read, size
 from linexport.plugins.kernels.architectures import ARCHITECTURES, NO_TENSOR_CORES, TEGRA, runs_on
 from linexport.plugins.tensorrt.flavour import RTX
-from linexport.quantization.by_target import REWRITES
+from linexport.quantization.by_target import FORMS, FP8, LEAST_SM
 
 CPU, CUDA, RTX_TARGET, TENSORRT = "ort", "ort-cuda", "tensorrt-rtx", "tensorrt"
 
@@ -53,7 +53,6 @@ class DeviceRow:
         tokens_per_second: of all rows together, at most; None without states.
         sequences_per_second: the same of a model without states; None of others, and where nothing
             is read.
-        converts: ``convert`` writes such weights for this target.
         artifact: it is the artifact that is planned with; its weights have their exact size.
     """
 
@@ -65,7 +64,6 @@ class DeviceRow:
     step_bytes: int
     tokens_per_second: float | None
     sequences_per_second: float | None
-    converts: bool
     artifact: bool
 
 
@@ -140,7 +138,7 @@ def estimate(model: PlannedModel, device: PlannedDevice, context: int, batch: in
         tuple(
             _row(model, device, target, kind, held, moved, batch)
             for target in targets
-            for kind in KINDS
+            for kind in _kinds(target, device)
         ),
         tuple(warnings),
     )
@@ -161,6 +159,12 @@ def _targets(device: PlannedDevice) -> tuple[list[str], list[str]]:
     return [CUDA, *engines], unified
 
 
+def _kinds(target: str, device: PlannedDevice) -> tuple[Kind, ...]:
+    """Return the kinds of weights that a target has on a device."""
+    has_fp8 = FP8 in FORMS[target].choices and device.gpu and device.gpu.sm >= LEAST_SM[FP8]
+    return (*KINDS, "fp8") if has_fp8 else KINDS
+
+
 def _row(
     model: PlannedModel,
     device: PlannedDevice,
@@ -172,12 +176,12 @@ def _row(
 ) -> DeviceRow:
     own = model.target == target and model.kind == kind
     stored = model.stored_bytes if own and model.stored_bytes is not None else None
-    weights = size(model.weights, kind) if stored is None else stored
+    weights = size(model.weights, kind, target) if stored is None else stored
     computed = _computed(target, kind)
     memory = RUNTIME[target] + weights + held
     if target == CPU:
         memory = RUNTIME[CPU] + _on_cpu(model, kind, weights, held)
-    step = round(bytes_read(model.weights, computed, batch)) + moved
+    step = round(bytes_read(model.weights, computed, batch, target)) + moved
     bound = batch * device.bandwidth / step if step else None
     return DeviceRow(
         target,
@@ -188,7 +192,6 @@ def _row(
         step,
         bound if model.streams else None,
         None if model.streams else bound,
-        kind in ("float32", "fp16") or target in REWRITES,
         own,
     )
 

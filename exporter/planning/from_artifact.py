@@ -176,6 +176,10 @@ def _weights(manifest: Manifest, model: onnx.ModelProto) -> Iterator[PlannedWeig
         t.name: (t.outputs, t.inputs)
         for t in (manifest.quantisation.tensors if manifest.quantisation else ())
     }
+    stored = {tensor.name for tensor in model.graph.initializer}
+    for name, (outputs, inputs) in shapes.items():
+        if not any(own == name or own.startswith(f"{name}/") for own in stored):
+            yield PlannedWeight(name, "product", outputs, inputs)  # stored together with others
     for tensor in model.graph.initializer:
         name, _, part = tensor.name.rpartition("/")
         quantised = part in PARTS and name in shapes

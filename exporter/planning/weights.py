@@ -1,8 +1,11 @@
 """Weights of a model as planning counts them: bytes by kind, and bytes that a step reads.
 
     float32    4 bytes            fp16    2 bytes
-    int8, int4 values in blocks with float32 scales and zero points, as convert writes them;
-               products in int4 have no zero points, and tables are in int8
+    int8, int4, fp8    values, scales and zero points as convert writes them for the target; tables
+                       have 8 bits
+
+Of a target for GPUs scales, and the weights that keep their type, are in fp16, as with
+``--precision fp16``.
 
 A step reads every product whole, one row of a table for each token, and of experts those that the
 tokens chose.
@@ -14,19 +17,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from linexport.quantization.block_quantisation import Grid
+from linexport.quantization.by_target import FORMS, form_of
 from linexport.quantization.quantisable import (
-    BLOCK,
     LEAST_INPUTS,
     LEAST_OUTPUTS,
-    MIXED_BITS,
     TABLE_BITS,
+    Experts,
+    Use,
+    Weight,
 )
 
-Kind = Literal["float32", "fp16", "int8", "int4"]
+Kind = Literal["float32", "fp16", "int8", "int4", "fp8"]
 KINDS: tuple[Kind, ...] = ("float32", "fp16", "int8", "int4")
+"""Kinds that every target has."""
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "fp8": 8}
 
 Role = Literal["product", "table", "tied", "experts", "other"]
 
@@ -53,21 +58,29 @@ class PlannedWeight:
 
     @property
     def quantisable(self) -> bool:
-        """Return whether convert stores it in 8 or 4 bits."""
+        """Return whether it is one to store in 8 or 4 bits."""
         large = self.outputs >= LEAST_OUTPUTS and self.inputs >= LEAST_INPUTS
         return self.role != "other" and large
 
-    def size(self, kind: Kind) -> int:
+    def size(self, kind: Kind, target: str = "ort") -> int:
         """Return its bytes."""
-        elements = self.outputs * self.inputs
-        if kind == "fp16" and self.inputs > 1:
-            return 2 * elements
-        if kind in BITS and self.quantisable:
-            looked_up = self.role in ("table", "tied")
-            bits = max(BITS[kind], TABLE_BITS if looked_up else 0)
-            symmetric = bits == min(MIXED_BITS) and self.role == "product"
-            return self.outputs * Grid(bits, BLOCK, symmetric).row_bytes(self.inputs)
-        return 4 * elements
+        elements, on_cpu = self.outputs * self.inputs, FORMS[target].on_cpu
+        stays = self.role == "experts" and FORMS[target].experts == "none"
+        if kind in BITS and self.quantisable and not stays:
+            form, own = form_of(target, kind), self._weight()
+            bits = max(BITS[kind], TABLE_BITS if own.is_table else 0)
+            grid = form.grid(own, bits, "float32" if on_cpu else "float16")
+            return self.outputs * grid.row_bytes(self.inputs)
+        half = kind == "fp16" or (kind in BITS and not on_cpu)
+        return (2 if half and self.inputs > 1 else 4) * elements
+
+    def _weight(self) -> Weight:
+        """Return it as convert finds it, as far as its storage depends on it."""
+        use = Use(0, self.name, False, None, is_lookup=self.role in ("table", "tied"))
+        experts = None
+        if self.role == "experts":
+            experts = Experts(self.experts, self.chosen, fused=False, alternates=False, share="")
+        return Weight(self.name, (use,), self.outputs, self.inputs, experts=experts)
 
     def part_read(self, tokens: int) -> float:
         """Return the part of it that a step of so many tokens reads."""
@@ -76,11 +89,13 @@ class PlannedWeight:
         return min(1.0, tokens * self.chosen / self.experts)
 
 
-def size(weights: Iterable[PlannedWeight], kind: Kind) -> int:
+def size(weights: Iterable[PlannedWeight], kind: Kind, target: str = "ort") -> int:
     """Return the bytes of all weights."""
-    return sum(weight.size(kind) for weight in weights)
+    return sum(weight.size(kind, target) for weight in weights)
 
 
-def bytes_read(weights: Iterable[PlannedWeight], kind: Kind, tokens: int) -> float:
+def bytes_read(
+    weights: Iterable[PlannedWeight], kind: Kind, tokens: int, target: str = "ort"
+) -> float:
     """Return the bytes that a step of so many tokens reads of all weights."""
-    return sum(weight.size(kind) * weight.part_read(tokens) for weight in weights)
+    return sum(weight.size(kind, target) * weight.part_read(tokens) for weight in weights)

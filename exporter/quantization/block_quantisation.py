@@ -5,10 +5,15 @@
 with one scale s and one integer zero point z for each block of ``size`` consecutive inputs of one
 output. The last block is padded with zeros where the block size does not divide K. A symmetric grid
 has z = 2^(bits - 1) everywhere, which is not stored; its scales have either sign, since q reaches
-one step further below z than above.
+one step further below z than above, unless they have to be positive.
 
-``nearest`` rounds every weight; ``gptq`` is in a module of its own. The layout is that of ONNX
-Runtime's MatMulNBits.
+    W (N, K) ~ f(q) s       f(q): the number of 8 bits in the format E4M3 whose bits q are
+
+is the floating grid. A block as long as the inputs is one scale for each output.
+
+Scales are numbers of the type that the graph multiplies in: they are rounded to it before values
+are chosen for them. ``nearest`` rounds every weight; ``gptq`` is in a module of its own. The layout
+is that of ONNX Runtime's MatMulNBits.
 """
 
 from __future__ import annotations
@@ -17,8 +22,16 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+SCALE_TYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types of scales by their names."""
 
 SHRINKS = np.linspace(0.64, 1.0, 10, dtype=np.float32)
 """Parts of a block's range that are tried: clipping an outlier can serve all others."""
@@ -29,6 +42,9 @@ FEW = 15
 
 SMALLEST = np.float32(1e-30)
 """Least magnitude of a scale."""
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+LARGEST_E4M3 = np.float32(ml_dtypes.finfo(E4M3).max)
 
 AT_ONCE = 2**20
 """Weights that are fitted at once: what is tried is as large, several times over."""
@@ -42,13 +58,19 @@ class Grid:
 
     Attributes:
         bits: of one weight, 4 or 8.
-        block: weights that share a scale and a zero point, a power of two from 16.
+        block: weights that share a scale and a zero point, a power of two from 16 or all inputs.
         symmetric: the zero point is the middle.
+        scales: type of the scales, one of ``SCALE_TYPES``.
+        positive: scales are, of a symmetric grid.
+        floating: values are floats, of a symmetric grid of 8 bits.
     """
 
     bits: int
     block: int
     symmetric: bool = False
+    scales: str = "float32"
+    positive: bool = False
+    floating: bool = False
 
     @property
     def top(self) -> int:
@@ -65,10 +87,19 @@ class Grid:
         return -(-inputs // self.block)
 
     def row_bytes(self, inputs: int) -> int:
-        """Size of one output: values, float32 scales and zero points."""
+        """Size of one output: values, scales and zero points."""
         count = self.blocks(inputs)
         zeros = 0 if self.symmetric else -(-count * self.bits // 8)
-        return count * (self.block * self.bits // 8 + 4) + zeros
+        return count * (self.block * self.bits // 8 + SCALE_TYPES[self.scales].itemsize) + zeros
+
+    def as_stored(self, scales: Matrix) -> Matrix:
+        """Round scales to their type; none becomes zero."""
+        if self.scales == "float32":
+            return scales
+        kind = SCALE_TYPES[self.scales]
+        found = scales.astype(kind).astype(np.float32)
+        least = np.float32(ml_dtypes.finfo(kind).smallest_subnormal)
+        return np.where(found == 0, np.copysign(least, scales), found)
 
 
 @dataclass(frozen=True)
@@ -78,8 +109,8 @@ class Quantised:
     Attributes:
         grid: the grid.
         inputs: K.
-        values: q, uint8 (N, blocks, block).
-        scales: s, float32 (N, blocks).
+        values: q, uint8 (N, blocks, block); of a floating grid its bits.
+        scales: s, numbers of the grid's type in float32 (N, blocks).
         zeros: z, uint8 (N, blocks).
         order: int64 (K,), the input at each place of the blocks; None: inputs are in their order.
     """
@@ -93,8 +124,8 @@ class Quantised:
 
     def matrix(self) -> Matrix:
         """The matrix that the runtime computes with, float32 (N, K)."""
-        centred = self.values.astype(np.float32) - self.zeros[..., None]
-        spread = (centred * self.scales[..., None]).reshape(len(self.values), -1)[:, : self.inputs]
+        numbers = centred(self.values, self.zeros[..., None], self.grid)
+        spread = (numbers * self.scales[..., None]).reshape(len(self.values), -1)[:, : self.inputs]
         if self.order is None:
             return np.ascontiguousarray(spread)
         result = np.empty_like(spread)
@@ -107,7 +138,8 @@ class Quantised:
         Of four bits the lower half of a byte comes first. A symmetric grid has no zero points.
         """
         bits = self.grid.bits
-        stored: dict[str, NDArray] = {"values": _pack(self.values, bits), "scales": self.scales}
+        scales = self.scales.astype(SCALE_TYPES[self.grid.scales], copy=False)
+        stored: dict[str, NDArray] = {"values": _pack(self.values, bits), "scales": scales}
         return stored if self.grid.symmetric else {**stored, "zeros": _pack(self.zeros, bits)}
 
 
@@ -127,7 +159,7 @@ def _nearest_rows(matrix: Matrix, grid: Grid) -> tuple[NDArray[np.uint8], Matrix
     """Return values (N, blocks, block), scales and zero points of some outputs."""
     rows = in_blocks(matrix, grid)
     scales, zeros = fit(rows, grid)
-    return round_to_grid(rows, scales[..., None], zeros[..., None], grid.top), scales, zeros
+    return round_to_grid(rows, scales[..., None], zeros[..., None], grid), scales, zeros
 
 
 def quantised(
@@ -155,8 +187,10 @@ def fit(rows: Matrix, grid: Grid, cost: Matrix | None = None) -> tuple[Matrix, M
     """
     parts = max(1, rows.size // AT_ONCE)
     tried = _symmetric if grid.symmetric else _asymmetric
+    if grid.floating:
+        tried = _floating
     found = [
-        _best(part, grid.top, cost, tried(part, grid))
+        _best(part, grid, cost, tried(part, grid))
         for part in np.array_split(rows, parts)
         if len(part)
     ]
@@ -182,26 +216,46 @@ def _symmetric(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
     middle = np.full(largest.shape, grid.middle, np.float32)
     for end, shrink in itertools.product((0 - grid.middle, grid.top - grid.middle), SHRINKS):
         scale = largest * shrink / np.float32(end)
+        scale = np.abs(scale) if grid.positive else scale
         yield np.where(np.abs(scale) < SMALLEST, SMALLEST, scale), middle
 
 
+def _floating(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
+    """Yield scales by which each block's largest magnitude, or part of it, is the largest float."""
+    largest = np.abs(rows).max(-1)
+    nothing = np.zeros(largest.shape, np.float32)
+    for shrink in SHRINKS:
+        yield np.maximum(largest * shrink / LARGEST_E4M3, SMALLEST), nothing
+
+
 def _best(
-    rows: Matrix, top: int, cost: Matrix | None, tried: Iterable[tuple[Matrix, Matrix]]
+    rows: Matrix, grid: Grid, cost: Matrix | None, tried: Iterable[tuple[Matrix, Matrix]]
 ) -> tuple[Matrix, Matrix]:
     best = np.full(rows.shape[:-1], np.inf, np.float32)
     scales, zeros = np.ones_like(best), np.zeros_like(best)
-    for scale, zero in tried:
-        values = round_to_grid(rows, scale[..., None], zero[..., None], top)
-        squares = ((values - zero[..., None]) * scale[..., None] - rows) ** 2
+    for exact, zero in tried:
+        scale = grid.as_stored(exact)
+        values = round_to_grid(rows, scale[..., None], zero[..., None], grid)
+        numbers = centred(values, zero[..., None], grid)
+        squares = (numbers * scale[..., None] - rows) ** 2
         error = (squares if cost is None else squares * cost).sum(-1)
         better = error < best
         best[better], scales[better], zeros[better] = error[better], scale[better], zero[better]
     return scales, zeros
 
 
-def round_to_grid(rows: NDArray, scale: NDArray, zero: NDArray, top: int) -> NDArray[np.uint8]:
+def round_to_grid(rows: NDArray, scale: NDArray, zero: NDArray, grid: Grid) -> NDArray[np.uint8]:
     """Return the values q nearest to these weights."""
-    return np.clip(np.rint(rows / scale) + zero, 0, top).astype(np.uint8)
+    if grid.floating:
+        return np.clip(rows / scale, -LARGEST_E4M3, LARGEST_E4M3).astype(E4M3).view(np.uint8)
+    return np.clip(np.rint(rows / scale) + zero, 0, grid.top).astype(np.uint8)
+
+
+def centred(values: NDArray[np.uint8], zero: NDArray, grid: Grid) -> NDArray:
+    """Return q - z, or the floats that q are; times the scale it is the weight."""
+    if grid.floating:
+        return values.view(E4M3).astype(np.float32)
+    return values.astype(np.float32) - zero
 
 
 def _pack(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -60,7 +60,8 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationIn
         half = len(drawn) // 2
         return CalibrationInputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
     vocabulary = _vocabulary(artifact) if language is None else language.vocabulary
-    windows = text_windows(artifact.path, artifact.verified, vocabulary, data, seed)
+    longest = None if language is None else _longest(artifact, language)
+    windows = text_windows(artifact.path, artifact.verified, vocabulary, data, seed, longest)
     calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
     if language is None:
         compared = tuple(artifact.feeds(ids[None]) for ids in windows.compared)
@@ -75,6 +76,13 @@ def _language(artifact: Artifact) -> LanguageInterface | None:
         return language_interface(artifact.manifest)
     except UsageError:
         return None
+
+
+def _longest(artifact: Artifact, language: LanguageInterface) -> int | None:
+    """Return the tokens that a call takes at most; None: any number."""
+    shape = next(i.shape for i in artifact.manifest.inputs if i.name == language.tokens)
+    sequence = artifact.manifest.dims.get(str(shape[1]))
+    return None if sequence is None else sequence.max
 
 
 def _vocabulary(artifact: Artifact) -> int:

@@ -2,10 +2,11 @@
 
 int8, int4   all products in these bits; tables such as embeddings in 8, which costs little
              memory and much divergence otherwise
+fp8          floats of 8 bits
 auto         4 or 8 bits for each, 8 where it buys most, until a limit of divergence holds
 
-int8 and int4 of language models are chosen one after another, for inputs that the quantised weights
-before them give; auto, and other models, for inputs of the float32 model.
+int8, int4 and fp8 of language models are chosen one after another, for inputs that the quantised
+weights before them give; auto, and other models, for inputs of the float32 model.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from linexport.errors import UnsupportedModelError
 from linexport.manifest.options import KEEP
 from linexport.quantization.allocate import Allocation, StorageOption, allocations
 from linexport.quantization.block_quantisation import Grid, Quantised, nearest
+from linexport.quantization.engine_experts import as_one_layer
 from linexport.quantization.expert_products import without_kernel
 from linexport.quantization.experts import find_experts
+from linexport.quantization.form import StorageForm
 from linexport.quantization.gptq import for_inexact_inputs, gptq
 from linexport.quantization.half import HALF
 from linexport.quantization.layer_chain import LayerChain
@@ -32,7 +35,7 @@ from linexport.quantization.sensitivity import stored
 from linexport.system import memory
 from linexport.system.progress import Advance
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "fp8": 8}
 AUTO = "auto"
 CHOICES = (*HALF, *BITS, AUTO, KEEP)
 MOMENT_BYTES = 2**31
@@ -63,23 +66,13 @@ class Chosen:
         return sum(array.nbytes for array in self.quantised.packed().values())
 
 
-def grid_of(weight: Weight, bits: int) -> Grid:
-    """Return how a weight is stored in so many bits.
-
-    Without zero points ONNX Runtime's product of 4 bits is 11 % faster, and the divergence of a
-    trained model 6 % larger; in 8 bits the product is as fast with them.
-    """
-    product_alone = not weight.is_table and weight.experts is None
-    return Grid(bits, weight.block, symmetric=bits == min(MIXED_BITS) and product_alone)
-
-
 class Quantiser:
     """Weights of one model and what is known of their inputs.
 
     Args:
-        model: the float32 model.
+        model: the model, computed in float32.
+        form: how its target stores them.
         integers: kernels for integer weights must have what is found.
-        portable: standard operators must.
 
     Attributes:
         weights: weights that can be quantised.
@@ -89,13 +82,17 @@ class Quantiser:
         UnsupportedModelError: nothing can be quantised, or a weight is not finite.
     """
 
-    def __init__(self, model: FloatModel, integers: bool = True, portable: bool = False) -> None:
+    def __init__(self, model: FloatModel, form: StorageForm, integers: bool = True) -> None:
         products, kept = find(model.graph, model.values)
         experts, others = find_experts(model.graph, model.values, integers)
-        if integers and portable:
+        if integers and form.experts == "none":
             reason = "experts in integers would become float32 in every call, all of them"
             others = [*others, *(KeptWeight(w.name, reason) for w in experts)]
             experts = []
+        if form.experts == "products":
+            experts = [without_kernel(w, w.experts) for w in experts if w.experts]
+        if form.experts == "one layer":
+            experts = [as_one_layer(w, w.experts) for w in experts if w.experts]
         self.weights, self.kept = [*products, *experts], [*kept, *others]
         if not self.weights:
             reasons = "; ".join(f"{k.name}: {k.reason}" for k in self.kept[:3]) or "it has none"
@@ -108,7 +105,7 @@ class Quantiser:
                 raise UnsupportedModelError(
                     f"The weight {weight.name} has NaN or infinite values; expected finite ones."
                 )
-        self._model, self._portable = model, portable
+        self._model, self._form = model, form
         self._moments: dict[str, NDArray[np.float64]] = {}
         self._errors: dict[str, NDArray[np.float64]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
@@ -225,6 +222,10 @@ class Quantiser:
     def _bits(weight: Weight, bits: int) -> int:
         return max(bits, TABLE_BITS) if weight.is_table else bits
 
+    def grid(self, weight: Weight, bits: int) -> Grid:
+        """Return how a weight is stored in so many bits."""
+        return self._form.grid(weight, bits, self._model.type_of(weight.name))
+
     @property
     def measured(self) -> int:
         """Number of values that ``calibrate`` measures."""
@@ -234,7 +235,7 @@ class Quantiser:
         """Quantise one weight; kept for later calls."""
         if (weight.name, bits) not in self._done:
             matrix = weight.matrix(self._model.values[weight.name])
-            grid = grid_of(weight, bits)
+            grid = self.grid(weight, bits)
             name = weight.activations[0] if weight.activations else ""
             moment, error = self._moments.get(name), self._errors.get(name)
             if moment is None:
@@ -268,7 +269,7 @@ class Quantiser:
             [
                 StorageOption(
                     bits,
-                    sum(w.outputs * grid_of(w, bits).row_bytes(w.inputs) for w in group),
+                    sum(w.outputs * self.grid(w, bits).row_bytes(w.inputs) for w in group),
                     sum(divergences[w.name] for w in group) * 4.0 ** (4 - bits),
                 )
                 for bits in self._choices(group)
@@ -286,9 +287,10 @@ class Quantiser:
         ]
 
     def _choices(self, group: Sequence[Weight]) -> tuple[int, ...]:
-        """Bits that these weights may have: the standard Gather has no type of 4."""
+        """Bits that these weights may have."""
         looked_up = any(weight.is_table for weight in group)
-        return (TABLE_BITS,) if looked_up and self._portable else MIXED_BITS
+        few = not looked_up or self._form.few_bits_looked_up
+        return MIXED_BITS if few else (TABLE_BITS,)
 
     def groups(self) -> list[list[Weight]]:
         """Return weights that have the same bits: those of a mixture of experts, others alone."""

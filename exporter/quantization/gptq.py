@@ -38,6 +38,7 @@ from linexport.quantization.block_quantisation import (
     Grid,
     Matrix,
     Quantised,
+    centred,
     fit,
     in_blocks,
     quantised,
@@ -50,6 +51,12 @@ DAMPING = 0.01
 RIDGE = 0.001
 """The c of inexact inputs, relative to the mean of the diagonal: 0.0001 and 0.01 were measured to
 leave 5 % more divergence."""
+
+LONGEST = 256
+"""Inputs of a block of which every value goes to its best: each changes all that follow."""
+
+STEP = 128
+"""Inputs that are rounded before those after them are corrected at once."""
 
 CYCLES = 4
 """Times that every value goes to its best; more were measured to gain nothing."""
@@ -83,14 +90,15 @@ def gptq(
         matrix: (N, K), finite.
         grid: bits and block size.
         second_moment: E[x x^T] of the layer's inputs on calibration data, (K, K).
-        descends: values and scales then go to their best in turn.
+        descends: values and scales then go to their best in turn, where blocks are not long and
+            values evenly spaced.
     """
     padded = grid.blocks(matrix.shape[1]) * grid.block
     moment = _damped(second_moment, padded)
     count = min(len(matrix), max(1, matrix.size // AT_ONCE))
     parts = np.array_split(matrix, count)
     found = _in_threads(partial(_in_turn, grid=grid, factor=_inverse_factor(moment)), parts)
-    if descends:
+    if descends and grid.block <= LONGEST and not grid.floating:
         single = moment.astype(np.float32)
         found = _in_threads(partial(_descended, grid=grid, moment=single), parts, found)
     values, scales, zeros = (np.concatenate(own, 1) for own in zip(*found, strict=True))
@@ -127,18 +135,21 @@ def _in_turn(matrix: Matrix, grid: Grid, factor: Matrix) -> Rounded:
     cost = (1 / np.diag(factor) ** 2).reshape(-1, grid.block)
     scales, zeros = np.empty((2, len(cost), len(matrix)), np.float32)
     values = np.zeros(weights.shape, np.uint8)
-    errors = np.empty((grid.block, len(matrix)), np.float32)
+    errors = np.empty((min(grid.block, STEP), len(matrix)), np.float32)
     for index, start in enumerate(range(0, len(weights), grid.block)):
         end = start + grid.block
         # The corrections of all earlier blocks are in it now.
         block = np.ascontiguousarray(weights[start:end].T)[:, None]
         scale, zero = (found[:, 0] for found in fit(block, grid, cost[index]))
         scales[index], zeros[index] = scale, zero
-        for offset, row in enumerate(range(start, end)):
-            values[row] = found = round_to_grid(weights[row], scale, zero, grid.top)
-            errors[offset] = (weights[row] - (found - zero) * scale) / factor[row, row]
-            weights[row:end] -= np.outer(factor[row, row:end], errors[offset])
-        weights[end:] -= factor[start:end, end:].T @ errors
+        for first in range(start, end, STEP):
+            last = min(first + STEP, end)
+            for offset, row in enumerate(range(first, last)):
+                values[row] = found = round_to_grid(weights[row], scale, zero, grid)
+                rounded = centred(found, zero, grid) * scale
+                errors[offset] = (weights[row] - rounded) / factor[row, row]
+                weights[row:last] -= np.outer(factor[row, row:last], errors[offset])
+            weights[last:] -= factor[first:last, last:].T @ errors[: last - first]
     return values, scales, zeros
 
 
@@ -160,9 +171,9 @@ class _Descent:
     ) -> None:
         self.grid, self.moment = grid, moment
         self.values, self.scales, self.zeros = values, scales, zeros
-        centred = values - np.repeat(zeros, grid.block, 0).astype(np.float32)
+        numbers = values - np.repeat(zeros, grid.block, 0).astype(np.float32)
         stored = _inputs_first(matrix, grid)
-        self._difference = centred * np.repeat(self.scales, grid.block, 0) - stored
+        self._difference = numbers * np.repeat(self.scales, grid.block, 0) - stored
 
     def cycle(self) -> None:
         """Let every scale and every value go to its best, block by block."""
@@ -175,14 +186,15 @@ class _Descent:
             self._values(block, inside, own, gradient)
 
     def _scale(self, block: int, inside: slice, own: Matrix, gradient: Matrix) -> None:
-        centred = self.values[inside] - self.zeros[block].astype(np.float32)
-        curvature = ((own @ centred) * centred).sum(0)
-        step = -(gradient * centred).sum(0) / np.where(curvature > 0, curvature, np.inf)
-        found = self.scales[block] + step
+        numbers = self.values[inside] - self.zeros[block].astype(np.float32)
+        curvature = ((own @ numbers) * numbers).sum(0)
+        step = -(gradient * numbers).sum(0) / np.where(curvature > 0, curvature, np.inf)
+        found = self.grid.as_stored(self.scales[block] + step)
+        step = found - self.scales[block]
         # A block of zeros, and one whose errors leave nothing of its weights, stay as they are.
         step[~(np.abs(found) > np.finfo(np.float32).tiny)] = 0
         self.scales[block] += step
-        change = centred * step
+        change = numbers * step
         self._difference[inside] += change
         gradient += own @ change
 
@@ -193,7 +205,7 @@ class _Descent:
             old = values[k].astype(np.float32)
             # w + d is (q - z) s of the value that is there.
             best = (old - zero) * scale - gradient[k] / own[k, k]
-            values[k] = round_to_grid(best, scale, zero, self.grid.top)
+            values[k] = round_to_grid(best, scale, zero, self.grid)
             change = (values[k] - old) * scale
             difference[k] += change
             # Values before k had their turn.

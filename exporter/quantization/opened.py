@@ -3,12 +3,15 @@
 The float32 model is read once, one weight at a time. Its large values are memory-mapped, outside
 of the graph: a changed graph costs no copy of them until it is written to a file, which ONNX
 Runtime maps into memory. What is not in use is not open.
+
+A model in half precision is computed with in float32 as well: values are chosen, and the result is
+compared, by its own weights and with nothing else rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +27,18 @@ from linexport.artifact.temporary import Arrays, Run, open_written, runs
 from linexport.artifact.text.language_interface import logits_of
 from linexport.errors import ParityError
 from linexport.graph import external_data
+from linexport.graph.dims import parse
 from linexport.graph.outputs import with_outputs
+from linexport.quantization.half import HalfModel
 from linexport.quantization.quantisable import floating_weights
-from linexport.quantization.rewrite import FLOAT_ACTIVATIONS, float_activations
+from linexport.quantization.rewrite import float_activations
 from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.system import memory
 from linexport.targets.base import uses_library
+from linexport.targets.runtime.options import FLOAT_PRODUCTS
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
+from linexport.targets.trt import profiles
+from linexport.targets.trt.precision import ELEMENTS, widen
 
 COLUMNS = 512
 """Rows of a sum of products that are added at once."""
@@ -38,25 +46,25 @@ COLUMNS = 512
 ROWS, ROWS_BYTES = 2048, 2**25
 """Rows of a value, and bytes of them, from which their products are summed."""
 
-FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
-"""Activations in float32 where ONNX Runtime joins a product with a DequantizeLinear."""
-
 
 @dataclass(frozen=True)
 class FloatModel:
-    """A float32 artifact with its graph.
+    """An artifact that is not quantised, with its graph.
 
     Attributes:
         artifact: opened, for its outputs and the inputs of its graph.
-        graph: the model, without the values of its matrices.
-        values: of the matrices, by initializer.
+        graph: the model in float32, without the values of its matrices.
+        values: of the matrices in float32, by initializer.
         threads: of every session, 0 for ONNX Runtime's choice.
+        half: the model as it is deployed, in half precision, with the nodes of ``graph`` in the
+            same places; None where it is in float32.
     """
 
     artifact: Artifact
     graph: onnx.ModelProto
     values: dict[str, NDArray]
     threads: int
+    half: HalfModel | None = None
 
     @classmethod
     def of(cls, artifact: Artifact, model: Path, threads: int) -> FloatModel:
@@ -73,23 +81,51 @@ class FloatModel:
                 )
             elif tensor.name in external:
                 tensor.CopyFrom(numpy_helper.from_array(external[tensor.name], tensor.name))
-        return cls(artifact, graph, values, threads)
+        lower = ELEMENTS.get(artifact.manifest.precision)
+        if lower is None:
+            return cls(artifact, graph, values, threads)
+        half = onnx.ModelProto()
+        half.CopyFrom(graph)
+        widen(graph, lower)
+        return cls(artifact, graph, _in_float32(values), threads, HalfModel(half, values))
+
+    @property
+    def written(self) -> onnx.ModelProto:
+        """The graph as it is deployed, without the values of its matrices."""
+        return self.graph if self.half is None else self.half.graph
+
+    @property
+    def stored(self) -> dict[str, NDArray]:
+        """Values of the matrices as they are deployed, by initializer."""
+        return self.values if self.half is None else self.half.values
+
+    def type_of(self, name: str) -> str:
+        """Return the type of a matrix as it is deployed."""
+        return str(self.stored[name].dtype)
 
     def run(self, model: onnx.ModelProto, logits: str | None = None) -> Run:
         """Open a changed graph; matrices it still has get their float32 values."""
         return open_written(model, self.values, self.threads, logits=logits)
 
     def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
-        """Open a changed graph as ``open_deployed`` does; ``values`` are of its new matrices."""
+        """Open a changed ``written`` as ``open_deployed`` does; ``values``: of new matrices."""
         manifest = self.artifact.manifest
         return open_written(
             model,
-            {**self.values, **(values or {})},
+            {**self.stored, **(values or {})},
             self.threads,
             low_memory=False,
+            target=manifest.target,
             logits=logits_of(manifest),
             native=uses_library(manifest),
         )
+
+    def reference(self) -> tuple[Run, str]:
+        """Return the model that a quantised one is compared with, and what it is in words."""
+        if self.half is None:
+            return self.artifact.run_graph, "the float32 artifact"
+        name = f"the {self.artifact.manifest.precision} artifact, computed in float32"
+        return self.run(self.graph, logits_of(self.artifact.manifest)), name
 
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""
@@ -107,6 +143,15 @@ class FloatModel:
             for name in names
         )
         return model
+
+
+def _in_float32(values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return values in float32, memory-mapped, one at a time."""
+    wide: dict[str, NDArray] = {}
+    for name, value in values.items():
+        [wide[name]] = memory.memory_mapped([value.astype(np.float32)])
+        memory.trim_memory()
+    return wide
 
 
 def open_deployed(
@@ -132,23 +177,41 @@ def open_exactly(path: Path, threads: int) -> Run:
     return open_written(float_activations(model), values, threads, FLOAT_PRODUCTS)
 
 
+def beyond_profiles(manifest: manifests.Manifest) -> manifests.Manifest:
+    """Return a manifest of the ONNX model alone, which takes more tokens than an engine's profile.
+
+    A stream of an engine is as long as that of its ONNX model, in more calls.
+    """
+    if targets.find_target(manifest.target).deploy is None or manifest.options is None:
+        return manifest
+    named = parse(manifest.options.dims).keys()
+    dims = {
+        name: replace(d, max=None)
+        if not d.batch and (name in named or d.max == profiles.LENGTH.max)
+        else d
+        for name, d in manifest.dims.items()
+    }
+    return replace(manifest, dims=dims)
+
+
 class OnDemand:
     """A session of a model file that is opened when it is first run, and may be closed.
 
     Args:
         model: the file.
+        target: of the artifact that it is in.
         threads: 0 for ONNX Runtime's choice.
         logits: see ``runs``.
     """
 
-    def __init__(self, model: Path, threads: int, logits: str | None = None) -> None:
-        self._model, self._threads, self._logits = model, threads, logits
+    def __init__(self, model: Path, target: str, threads: int, logits: str | None = None) -> None:
+        self._model, self._target, self._threads, self._logits = model, target, threads, logits
         self._run: Run | None = None
 
     def run(self, inputs: Arrays) -> dict[str, NDArray]:
         """See ``InferenceSession``; ``logits_to_keep`` may be among the inputs."""
         if self._run is None:
-            opened = targets.find_target("ort").open(
+            opened = targets.find_target(self._target).open(
                 self._model,
                 threads=self._threads,
                 taking_turns=True,
@@ -168,11 +231,12 @@ def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
     folder, manifest = checked.folder, checked.manifest
     if manifest.status != "ok":
         raise ParityError(f"{folder} {manifest.failure}; see {folder / manifests.REPORT}.")
+    manifest = beyond_profiles(manifest)
     ranges = {i.name: index_range(checked.graph, i.name) for i in manifest.inputs}
     return Artifact(
         folder,
         manifest,
-        OnDemand(folder / manifests.MODEL, threads, logits_of(manifest)),
+        OnDemand(folder / manifests.MODEL, manifest.target, threads, logits_of(manifest)),
         ranges={name: values for name, values in ranges.items() if values},
         options={"verify": True, "threads": threads},
     )

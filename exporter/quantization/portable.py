@@ -40,13 +40,22 @@ def portable_model(model: onnx.ModelProto, chosen: Mapping[str, WithValues]) -> 
         UnsupportedModelError: it cannot be of opset 21.
     """
     result = replaced_weights(model, chosen, _replacement, _initializers)
-    for imports in (result.opset_import, *(f.opset_import for f in result.functions)):
+    raise_opset(result)
+    return result
+
+
+def raise_opset(model: onnx.ModelProto) -> None:
+    """Have a model, in place, be of an opset with blocks.
+
+    Raises:
+        UnsupportedModelError: it cannot be.
+    """
+    for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
         for opset in imports:
             if opset.domain in ("", "ai.onnx") and opset.version < OPSET:
-                _check(result)
+                _check(model)
                 opset.version = OPSET
-    result.ir_version = max(result.ir_version, 10)
-    return result
+    model.ir_version = max(model.ir_version, 10)
 
 
 def _check(model: onnx.ModelProto) -> None:

@@ -18,6 +18,7 @@ from linexport.quantization.divergence import ComparedLogits, compare
 from linexport.quantization.layer_chain import LayerChain
 from linexport.quantization.window_pieces import Outputs, Window, outputs_of, pieces, whole_outputs
 from linexport.system import memory
+from linexport.targets.base import DTYPES
 
 
 @dataclass(frozen=True)
@@ -147,5 +148,5 @@ def with_proof(
     del exactly
     memory.trim_memory()
     rounded, split = drift.streaming(artifact, runs.quantised, windows[0], seed)
-    tolerance = TOLERANCES["float32"].relative
+    tolerance = TOLERANCES[DTYPES[artifact.manifest.precision]].relative
     return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, split))

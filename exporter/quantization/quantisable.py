@@ -2,8 +2,9 @@
 
     MatMul(x, W)               W (K, N), stored with one row an input
     MatMul(x, Transpose(W))    W (N, K), stored with one row an output
+    Gemm(x, W, c)              either, as ``transB`` says; such as a shared expert's
     Gather(W, index)           W (V, D), a table such as a token embedding
-    MixtureOfExperts           W (E, F, K), see ``experts`` and ``expert_products``
+    MixtureOfExperts           W (E, F, K), see ``experts`` and others of that name
 
 A table whose values are also those of a product, as a tied output layer has them, is one weight.
 """
@@ -18,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from linexport.graph.operators import ELEMENTWISE
 from linexport.quantization.block_quantisation import Matrix
 
 LEAST_OUTPUTS = 32
@@ -37,6 +39,11 @@ TABLE_BITS = 8
 """Fewest bits of a table."""
 
 OTHER_READERS = "other operators read it as well"
+
+ROUTER = "a router, whose errors choose other experts"
+
+PASSED_ON = ELEMENTWISE | {"Softmax", "Reshape", "Cast", "Identity", "Transpose", "Unsqueeze"}
+"""Operators between the product of a router and the largest of its results."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class Experts:
             product for each expert does; see ``expert_products``.
         alternates: rows of gates and of values alternate where the weight is quantised.
         share: the value of the graph that says how much each expert of a token counts.
+        side_by_side: an output is one row of all experts' inputs, (N, E K).
     """
 
     count: int
@@ -77,6 +85,7 @@ class Experts:
     fused: bool
     alternates: bool
     share: str
+    side_by_side: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,12 @@ class Weight:
 
     def matrix(self, stored: NDArray) -> Matrix:
         """Return the initializer's values with one row an output, float32 (N, K)."""
-        rows_are_inputs = self.uses[0].rows_are_inputs
-        rows = stored.T if rows_are_inputs else stored.reshape(-1, stored.shape[-1])
+        if self.experts is not None and self.experts.side_by_side:
+            rows = stored.swapaxes(0, 1).reshape(stored.shape[1], -1)
+        elif self.uses[0].rows_are_inputs:
+            rows = stored.T
+        else:
+            rows = stored.reshape(-1, stored.shape[-1])
         return np.ascontiguousarray(rows, np.float32)
 
 
@@ -152,6 +165,8 @@ def find(
         shape = values[name].shape
         outputs, inputs = reversed(shape) if own[0].rows_are_inputs else shape
         reason = _reason(own, readers[name], outputs, inputs)
+        if reason is None and _is_router(model, own):
+            reason = ROUTER
         if reason:
             kept.append(KeptWeight(name, reason))
         else:
@@ -172,8 +187,31 @@ def _uses(model: onnx.ModelProto, values: Mapping[str, NDArray]) -> Iterator[Use
             yield Use(index, node.input[1], True, node.input[0])
         elif node.op_type == "MatMul" and node.input[1] in transposed:
             yield Use(index, transposed[node.input[1]], False, node.input[0])
+        elif node.op_type == "Gemm" and node.input[1] in values and _is_plain(node):
+            turned = any(a.name == "transB" and a.i for a in node.attribute)
+            yield Use(index, node.input[1], not turned, node.input[0])
         elif node.op_type == "Gather" and node.input[0] in values and not _axis(node):
             yield Use(index, node.input[0], False, None, is_lookup=True)
+
+
+def _is_router(model: onnx.ModelProto, uses: list[Use]) -> bool:
+    """Return whether the largest results of a product are chosen from."""
+    reached = {model.graph.node[use.node].output[0] for use in uses if not use.is_lookup}
+    for node in model.graph.node:  # in the order of their values
+        if node.domain or not reached & {*node.input}:
+            continue
+        if node.op_type == "TopK":
+            return True
+        if node.op_type in PASSED_ON:
+            reached.update(node.output)
+    return False
+
+
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """Return whether a Gemm is x W + c, with or without c."""
+    given = {a.name: a.f if a.name in ("alpha", "beta") else a.i for a in node.attribute}
+    factors = (given.get("alpha", 1.0), given.get("beta", 1.0))
+    return factors == (1.0, 1.0) and not given.get("transA", 0)
 
 
 def _axis(node: onnx.NodeProto) -> int:

@@ -1,6 +1,6 @@
 """Quantised weights in the place of those of a graph.
 
-    MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
+    MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z), of a Gemm with an Add
     Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z), and a Slice where no
                            block divides the width
     MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``, or MatMulNBits for each expert, see
@@ -58,10 +58,21 @@ def quantised_model(
         model: not changed; may lack the values of its initializers.
         chosen: weights with their quantised values, by initializer.
     """
-    result = replaced_weights(model, chosen, _replacement, _initializers)
-    if all(o.domain != MICROSOFT for o in result.opset_import):
-        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    result = replaced_weights(model, chosen, _replacement, _initializers, _experts)
+    import_microsoft(result)
     return result
+
+
+def import_microsoft(model: onnx.ModelProto) -> None:
+    """Let a model have ONNX Runtime's own operators."""
+    if all(o.domain != MICROSOFT for o in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+
+ReplaceExperts = Callable[
+    [onnx.NodeProto, tuple[Weight, Quantised], tuple[Weight, Quantised]], Iterable[onnx.NodeProto]
+]
+"""Gives nodes in the place of one of experts, whose weights up and down these are."""
 
 
 def replaced_weights(
@@ -69,6 +80,7 @@ def replaced_weights(
     chosen: Mapping[str, WithValues],
     replacement: Callable[[onnx.NodeProto, Use, Weight, Quantised], Iterable[onnx.NodeProto]],
     initializers: Callable[[Weight, Quantised], Iterable[TensorProto]],
+    replace_experts: ReplaceExperts | None = None,
 ) -> onnx.ModelProto:
     """Return a copy of the model with other nodes and initializers for some weights.
 
@@ -77,6 +89,8 @@ def replaced_weights(
         chosen: weights with their quantised values, by initializer.
         replacement: gives the nodes in the place of one that reads a weight.
         initializers: gives what is stored of a weight.
+        replace_experts: gives them in the place of one of experts; None: no weights of theirs are
+            chosen.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -93,14 +107,15 @@ def replaced_weights(
         elif len(read) == 1:
             [(use, made)] = read
             order = made.quantised.order
-            *gathers, product = [node] if order is None else orders.nodes(node, order)
+            *gathers, ordered = [node] if order is None else orders.nodes(node, order)
+            product, bias = _without_bias(ordered)
             nodes.extend(gathers)
             nodes.extend(replacement(product, use, made.weight, made.quantised))
+            nodes.extend(bias)
         else:
+            assert replace_experts is not None
             up, down = ((made.weight, made.quantised) for _, made in read)
-            fused = up[0].experts is not None and up[0].experts.fused
-            write = experts.replacement if fused else expert_products.replacement
-            nodes.extend(write(node, up, down, INTEGER_ACTIVATIONS))
+            nodes.extend(replace_experts(node, up, down))
     gone = {use.weight for made in chosen.values() for use in made.weight.uses}
     dead = {n.output[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in gone}
     del result.graph.node[:]
@@ -112,6 +127,17 @@ def replaced_weights(
         result.graph.initializer.extend(initializers(made.weight, made.quantised))
     result.graph.initializer.extend(orders.initializers())
     return result
+
+
+def _without_bias(node: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx.NodeProto]]:
+    """Return a Gemm as a product, and what adds its bias; other nodes as they are."""
+    if node.op_type != "Gemm" or len(node.input) < 3 or not node.input[2]:
+        return node, []
+    product = onnx.NodeProto()
+    product.CopyFrom(node)
+    product.output[0] = f"{node.output[0]}/product"
+    added = [product.output[0], node.input[2]]
+    return product, [helper.make_node("Add", added, list(node.output))]
 
 
 def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -147,6 +173,14 @@ def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]
         yield numpy_helper.from_array(ordered, name)
 
 
+def _experts(
+    node: onnx.NodeProto, up: tuple[Weight, Quantised], down: tuple[Weight, Quantised]
+) -> Iterable[onnx.NodeProto]:
+    fused = up[0].experts is not None and up[0].experts.fused
+    write = experts.replacement if fused else expert_products.replacement
+    return write(node, up, down, INTEGER_ACTIVATIONS)
+
+
 def _replacement(
     node: onnx.NodeProto, use: Use, weight: Weight, quantised: Quantised
 ) -> Iterator[onnx.NodeProto]:
@@ -168,7 +202,7 @@ def _replacement(
             block_size=block,
         )
         if weight.inputs % block:  # rows are stored in whole blocks
-            yield from _beginning(looked_up[0], weight.inputs, node.output[0])
+            yield from first_columns(looked_up[0], weight.inputs, node.output[0])
         return
     if weight.is_table:
         shape, blocks = f"{node.output[0]}/shape", f"{node.output[0]}/blocks"
@@ -176,7 +210,23 @@ def _replacement(
         yield helper.make_node("Constant", [], [shape], value=numpy_helper.from_array(sizes))
         yield helper.make_node("Reshape", [values, shape], [blocks])
         values = blocks
-    yield helper.make_node(
+    yield product(node, weight, quantised, values, INTEGER_ACTIVATIONS)
+
+
+def product(
+    node: onnx.NodeProto, weight: Weight, quantised: Quantised, values: str, level: int
+) -> onnx.NodeProto:
+    """Return the node in the place of a product.
+
+    Args:
+        node: the product.
+        weight: that it reads.
+        quantised: its values.
+        values: name of those, (N, blocks, bytes).
+        level: ``accuracy_level``.
+    """
+    _, scales, zeros = weight.parts
+    return helper.make_node(
         "MatMulNBits",
         [node.input[0], values, scales, *([] if quantised.grid.symmetric else [zeros])],
         node.output,
@@ -184,13 +234,13 @@ def _replacement(
         domain=MICROSOFT,
         K=weight.inputs,
         N=weight.outputs,
-        accuracy_level=INTEGER_ACTIVATIONS,
-        bits=bits,
-        block_size=block,
+        accuracy_level=level,
+        bits=quantised.grid.bits,
+        block_size=quantised.grid.block,
     )
 
 
-def _beginning(padded: str, width: int, output: str) -> Iterator[onnx.NodeProto]:
+def first_columns(padded: str, width: int, output: str) -> Iterator[onnx.NodeProto]:
     """Yield nodes that take the first ``width`` elements of the last axis."""
     bounds = {f"{output}/first": 0, f"{output}/width": width, f"{output}/axis": -1}
     for name, value in bounds.items():

@@ -59,6 +59,10 @@ def divergences(
 
 def stored(weight: Weight, matrix: Matrix, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """Return the matrix in the orientation of each initializer of the weight."""
+    if weight.experts is not None and weight.experts.side_by_side:
+        by_expert = matrix.reshape(len(matrix), weight.experts.count, -1).swapaxes(0, 1)
+        name = weight.uses[0].weight
+        return {name: np.ascontiguousarray(by_expert, values[name].dtype)}
     return {
         use.weight: np.ascontiguousarray(
             matrix.T if use.rows_are_inputs else matrix, values[use.weight].dtype

@@ -56,7 +56,12 @@ class TextWindows:
 
 
 def text_windows(
-    folder: Path, files: Files, vocabulary: int, data: Path | None, seed: int
+    folder: Path,
+    files: Files,
+    vocabulary: int,
+    data: Path | None,
+    seed: int,
+    longest: int | None = None,
 ) -> TextWindows:
     """Read text and cut windows of token ids from it.
 
@@ -67,11 +72,12 @@ def text_windows(
         data: a text file or a folder of ``.txt`` files, of which the first ``LARGEST`` characters
             are read; None for Python's own source.
         seed: of random ids, which are used where an artifact has no tokenizer and no data is given.
+        longest: tokens that a call of the artifact takes; None: any number.
 
     Raises:
         UsageError: data cannot be read, or is shorter than two windows.
     """
-    limit = context(folder, files) or LONG_LENGTH
+    limit = min(context(folder, files) or LONG_LENGTH, longest or LONG_LENGTH)
     try:
         tokenizer = find_tokenizer(folder, vocabulary, files)
     except UsageError:

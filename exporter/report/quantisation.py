@@ -67,10 +67,10 @@ def _difference(record: QuantisationRecord) -> str:
 
 
 def size(record: QuantisationRecord) -> str:
-    """Return bits per weight and the model's size, with that in float32."""
+    """Return bits per weight and the model's size, with that before."""
     return (
         f"{record.bits_per_weight:.2f} bits a weight, {record.model_bytes / MEGABYTE:.2f} MB for "
-        f"{record.float32_bytes / MEGABYTE:.2f} MB in float32"
+        f"{record.float32_bytes / MEGABYTE:.2f} MB before"
     )
 
 
@@ -150,7 +150,7 @@ def numbers(record: QuantisationRecord) -> Table | None:
 
 
 def tensors(record: QuantisationRecord) -> Table | None:
-    """Return the quantised weights, then those that stay in float32, with reasons."""
+    """Return the quantised weights, then those that are kept as they were, with reasons."""
     labels = ["Weight", "#Outputs", "#Inputs", "#Bits", "Method", "#Bytes", "#Divergence alone"]
     rows = [
         [
@@ -167,7 +167,7 @@ def tensors(record: QuantisationRecord) -> Table | None:
     rows += [
         [
             Cell(k.name, tone="code"),
-            Cell(f"float32: {k.reason}", span=4),
+            Cell(f"as it was: {k.reason}", span=4),
             Cell(count(k.bytes)),
             Cell(""),
         ]
@@ -197,5 +197,5 @@ def bits(record: QuantisationRecord) -> str:
     found = Counter(t.bits for t in record.tensors)
     parts = [f"{much} in {n} bits" for n, much in sorted(found.items())]
     if record.kept:
-        parts.append(f"{len(record.kept)} in float32")
+        parts.append(f"{len(record.kept)} as they were")
     return ", ".join(parts)

@@ -123,7 +123,7 @@ def test_a_model_that_is_proven_by_layers_keeps_its_integers(
     manifest = kept(few, tmp_path / "artifact", proof="layers")
     record = manifest.quantisation
     assert manifest.status == "ok" and record is not None and record.checkpoint is not None
-    assert record.reference == "the float32 layers" and record.checkpoint.matrices == 9
+    assert record.reference == "the float32 layers" and record.checkpoint.matrices == 11
     assert record.divergence is not None and record.divergence.mean < 1e-4
     check_outputs(tmp_path / "artifact", floats)
 

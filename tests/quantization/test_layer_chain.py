@@ -13,6 +13,7 @@ from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.graph.bottlenecks import bottlenecks
 from linexport.graph.outputs import with_outputs
 from linexport.manifest import MODEL
+from linexport.quantization.by_target import FORMS
 from linexport.quantization.calibration_inputs import inputs_of
 from linexport.quantization.choose_bits import Chosen, Quantiser
 from linexport.quantization.layer_chain import LayerChain
@@ -36,13 +37,13 @@ def cuts(model: FloatModel, quantiser: Quantiser) -> list[str]:
 
 
 def test_a_graph_is_cut_at_its_residual_stream(model: FloatModel) -> None:
-    found = cuts(model, Quantiser(model))
+    found = cuts(model, Quantiser(model, FORMS["ort"]))
     made = {name: node for node in model.graph.graph.node for name in node.output}
     assert [made[name].op_type for name in found] == ["Gather", *["Add"] * 4]
 
 
 def test_layers_give_what_the_whole_model_gives(model: FloatModel) -> None:
-    quantiser = Quantiser(model)
+    quantiser = Quantiser(model, FORMS["ort"])
     ids = np.random.default_rng(0).integers(0, 256, 700)
     chain = LayerChain(model, LANGUAGE, cuts(model, quantiser), [ids[:600]], [ids])
     inputs = {w.activations[0] for w in quantiser.weights if w.activations}
@@ -64,7 +65,7 @@ def test_layers_give_what_the_whole_model_gives(model: FloatModel) -> None:
 
 def test_values_follow_from_those_that_were_measured(model: FloatModel) -> None:
     """One after another as all at once; weights before a known value no longer count."""
-    quantiser = Quantiser(model)
+    quantiser = Quantiser(model, FORMS["ort"])
     ids = np.random.default_rng(1).integers(0, 256, 700)
     values = cuts(model, quantiser)
     once, turns = (LayerChain(model, LANGUAGE, values, [ids, ids[:90]]) for _ in range(2))
@@ -104,7 +105,7 @@ def test_weights_make_up_for_errors_of_those_before(model: FloatModel) -> None:
         feeds = [model.artifact.feeds(ids[None]) for ids in inputs.windows.compared[:6]]
         return sum(float(((runs[0](x)["output"] - runs[1](x)["output"]) ** 2).sum()) for x in feeds)
 
-    alone, together = Quantiser(model), Quantiser(model)
+    alone, together = Quantiser(model, FORMS["ort"]), Quantiser(model, FORMS["ort"])
     alone.calibrate([model.artifact.feeds(ids[None]) for ids in calibration])
     values = cuts(model, together)
     exact, made = (LayerChain(model, LANGUAGE, values, calibration) for _ in range(2))

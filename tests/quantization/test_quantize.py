@@ -25,9 +25,9 @@ from linexport.errors import UnsupportedModelError, UsageError
 from linexport.manifest import ConvertOptions, Manifest, read
 from linexport.quantization import quantisable
 from linexport.quantization.half import half_model
-from linexport.quantization.opened import FLOAT_PRODUCTS
 from linexport.report.verdict import verdict
 from linexport.sources import load_model
+from linexport.targets.runtime.options import FLOAT_PRODUCTS
 from tests.support.command_line import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -268,7 +268,7 @@ def test_what_is_quantised_already_is_refused(
 def test_an_artifact_for_another_target_is_refused(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="is for target onnx27"):
+    with pytest.raises(UsageError, match="ort, onnx and ort-cuda; found target onnx27"):
         linexport.quantize(converted("small", target="onnx27"), tmp_path / "q")
 
 

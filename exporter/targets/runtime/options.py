@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
+FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+"""Activations as they are where ONNX Runtime joins a product with a DequantizeLinear."""
+
 LOGITS_TO_KEEP = "logits_to_keep"
 """Argument of a language model's call: of how many last tokens logits are computed; 0 for all."""
 

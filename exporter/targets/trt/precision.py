@@ -25,6 +25,7 @@ from linexport.graph import external_data
 from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.base import OrtSession
+from linexport.targets.runtime.options import FLOAT_PRODUCTS
 
 ELEMENTS: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 ARRAYS: dict[int, Any] = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
@@ -205,7 +206,7 @@ def open_here(model: external_data.ModelSource, **keywords: Any) -> OrtSession:
     """Open the ONNX model in ONNX Runtime, as ``OrtSession`` does.
 
     ONNX Runtime has no CPU kernels of bfloat16: such a model is run with its rounded weights in
-    float32.
+    float32. Products with integer weights take activations as they are, as engines do.
     """
     if isinstance(model, bytes):
         graph = onnx.load_from_string(model)
@@ -215,7 +216,8 @@ def open_here(model: external_data.ModelSource, **keywords: Any) -> OrtSession:
         whole = graph if isinstance(model, bytes) else external_data.read_whole(model)
         widen(whole)
         model = whole.SerializeToString()
-    return OrtSession(model, **keywords)
+    settings = {**FLOAT_PRODUCTS, **(keywords.pop("settings", None) or {})}
+    return OrtSession(model, settings=settings, **keywords)
 
 
 def _has_bfloat16(model: onnx.ModelProto) -> bool:
@@ -228,9 +230,14 @@ def _has_bfloat16(model: onnx.ModelProto) -> bool:
     return TensorProto.BFLOAT16 in types
 
 
-def widen(model: onnx.ModelProto) -> bool:
-    """Make every bfloat16 value float32, in place; False where there is none."""
-    lower, found = TensorProto.BFLOAT16, False
+def widen(model: onnx.ModelProto, lower: int = TensorProto.BFLOAT16) -> bool:
+    """Make every bfloat16 value float32, in place; False where there is none.
+
+    Args:
+        model: external initializers get the type, and their values are left to the caller.
+        lower: the type of half precision, where it is another one.
+    """
+    found = False
     tensors = list(model.graph.initializer)
     for node in [*model.graph.node, *(n for f in model.functions for n in f.node)]:
         for attribute in node.attribute:
@@ -239,8 +246,11 @@ def widen(model: onnx.ModelProto) -> bool:
                 attribute.i, found = TensorProto.FLOAT, True
     for tensor in tensors:
         if tensor.data_type == lower:
-            wide = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.data_type = TensorProto.FLOAT
+            else:
+                wide = numpy_helper.to_array(tensor).astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
             found = True
     del model.graph.value_info[:]
     return found

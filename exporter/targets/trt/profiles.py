@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import onnx
+
 from linexport.graph.dims import DimRange, sequence
 from linexport.manifest.engines import ProfileRecord
 
@@ -84,7 +86,8 @@ def profiles(
 def with_pairs(chosen: Sequence[Profile]) -> list[Profile]:
     """Return the profiles with up to two tokens, of which one is usual, where there was just one.
 
-    TensorRT-RTX 1.7.1 has no kernel of ``Attention`` for exactly one query with many keys.
+    TensorRT-RTX 1.7.1 has no kernel of ``Attention`` for exactly one query with many keys, and none
+    of a product of exactly one row with weights of 8 bits: it computes the whole matrix before.
     """
     prefill = chosen[0]
     wide = [
@@ -92,6 +95,14 @@ def with_pairs(chosen: Sequence[Profile]) -> list[Profile]:
         for p in chosen[1:]
     ]
     return [prefill, *(replace(p, dims=d) for p, d in zip(chosen[1:], wide, strict=True))]
+
+
+def needs_pairs(model: onnx.ModelProto) -> bool:
+    """Return whether a model has weights of 8 bits, with one scale an output."""
+    return any(
+        node.op_type == "DequantizeLinear" and all(a.name != "block_size" for a in node.attribute)
+        for node in model.graph.node
+    )
 
 
 def described(limits: DimRange) -> str:

@@ -229,6 +229,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     model = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
     grown = sorted(parser_form.symbols(model) - set(converted.dims))
     chosen = profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
+    if not flavour.on_gpu and profiles.needs_pairs(model):
+        chosen = profiles.with_pairs(chosen)
     fused = None if flavour.on_gpu else with_attention(model)
     records = []
     for sm in options.sms:
