@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from linexport.conversion.revalidate import bench, validate
     from linexport.debugging import debug
     from linexport.inspection import inspect
-    from linexport.linearization import Linearization, linearize
+    from linexport.linearization import AutoSearch, Linearization, linearize
     from linexport.maps import choose_map, compare_maps
     from linexport.serving import Pool, PrefixCache
 
 __all__ = [
     "Artifact",
+    "AutoSearch",
     "Linearization",
     "NGramDraft",
     "Pool",
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Artifact": "linexport.artifact",
+    "AutoSearch": "linexport.linearization",
     "Linearization": "linexport.linearization",
     "NGramDraft": "linexport.artifact",
     "Pool": "linexport.serving",

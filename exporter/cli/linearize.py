@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ from linexport.manifest.options import Panel
 from linexport.system.json_object import JsonObject
 
 if TYPE_CHECKING:
+    from linexport.linearization import AutoSearch
     from linexport.manifest.linearization_records import LinearizationReport
 
 PerLayer = (
@@ -66,8 +67,8 @@ def linearize(
     map: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Feature map: {PerLayer}. auto chooses by --budget, keep leaves softmax. "
-            "favor+ unless given; may be repeated.",
+            help=f"Feature map: {PerLayer}. keep leaves softmax. favor+ unless given; may be "
+            "repeated. With --auto, a candidate for every layer.",
             rich_help_panel=Panel.COMMON,
         ),
     ] = None,
@@ -82,13 +83,6 @@ def linearize(
         list[str] | None,
         typer.Option(
             help="Another option of the maps, NAME=VALUE; may be repeated.",
-            rich_help_panel=Panel.MAPS,
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help="For --map auto: largest relative error of the attention in a layer.",
             rich_help_panel=Panel.MAPS,
         ),
     ] = None,
@@ -141,6 +135,31 @@ def linearize(
             rich_help_panel=Panel.COMMON,
         ),
     ] = 0,
+    auto: Annotated[
+        bool,
+        typer.Option(
+            "--auto",
+            help="Search for each layer's form, a window and map, a map or the softmax kept: the "
+            "cheapest in time and state whose score drops by no more than --max-drop.",
+            rich_help_panel=Panel.SEARCH,
+        ),
+    ] = False,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes of the search, 10 unless given; confirming, timing and saving come after "
+            "it. A search that was interrupted, or is given more, goes on where it was.",
+            rich_help_panel=Panel.SEARCH,
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Class of each row of --data, .npz or package.module:callable: the score of the "
+            "search is then the share of right answers.",
+            rich_help_panel=Panel.SEARCH,
+        ),
+    ] = None,
     evaluate: Annotated[
         str | None,
         typer.Option(
@@ -186,6 +205,9 @@ def linearize(
     mean; the linear form is not the faster one at the longest length measured; the score drops by
     more than --max-drop; or no feed-forward layer is faster than the one it replaces, or has fewer
     multiply-adds with --no-bench. The file is written in any case but the first.
+
+    With --auto, bounds of the drop are on rows the search never saw, with a confidence of 95 %, and
+    what was measured is kept in the folder OUTPUT.search.
     """
     with guarded(json):
         from linexport.artifact.write import check_apart
@@ -197,7 +219,9 @@ def linearize(
         from linexport.models.feed_forward import MAX_COST
         from linexport.sources.metric import check_drop, find_metric
 
-        check_drop(evaluate, max_drop)
+        search = _search(auto, time_budget, labels, output)
+        if search is None:
+            check_drop(evaluate, max_drop)
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
@@ -209,16 +233,16 @@ def linearize(
         result = run(
             loaded,
             rows,
-            map=_per_layer(map, str) or "favor+",
+            map=map if search else _per_layer(map, str),
             features=_per_layer(features, _count),
             map_options=from_text(map_option or [], "tau=0.3"),
-            budget=budget,
             locality=locality,
             memory_keys=memory_keys,
             feed_forward=_per_layer(feed_forward, str),
             target_error=target_error,
             max_cost=max_cost or MAX_COST,
             distil=distil,
+            auto=search,
             evaluate=metric,
             max_drop=max_drop,
             bench=bench,
@@ -257,6 +281,28 @@ def _show(report: LinearizationReport, output: str | None, html: Path | None, js
         echo(f"page    {html}")
 
 
+def _search(
+    auto: bool, minutes: float | None, labels: str | None, output: Path
+) -> AutoSearch | None:
+    """Return the options of a search; None without one."""
+    from linexport.linearization import sources
+    from linexport.linearization.auto import AutoSearch
+
+    if not auto:
+        if minutes is not None or labels is not None:
+            raise UsageError("--time-budget and --labels are of a search: add --auto.")
+        return None
+    found = AutoSearch(record=output.with_name(f"{output.name}.search"))
+    if minutes is not None:
+        found = replace(found, minutes=minutes)
+    if labels is not None:
+        given = sources.rows(labels)
+        if len(given) != 1:
+            raise UsageError(f"{labels} gives {len(given)} arrays; expected one of labels.")
+        found = replace(found, labels=given[0])
+    return found
+
+
 def _per_layer(given: list[str] | None, read: Any) -> Any:
     """One value for all, or values by pattern."""
     found: JsonObject = {}
@@ -280,4 +326,5 @@ def register(app: typer.Typer) -> None:
         "linexport linearize model.pt -o linear.pt --data samples.npz",
         "linexport linearize model.pt -o linear.pt --data samples.npz --map taylor2",
         "linexport linearize model.pt2 -o linear.pt2 --data data:make --distil 500",
+        "linexport linearize llama/ -o linear.pt2 --data text.npz --auto --max-drop 0.02",
     )

@@ -43,6 +43,7 @@ NAMES = {
     "sensitivity": "Trying each weight alone",
     "choose": "Choosing bits",
     "search": "Searching the first value that differs",
+    "search-forms": "Searching the form of each layer",
     "overlay": "Measuring every node",
     "save": "Writing the linear form",
 }

@@ -8,6 +8,7 @@
 find -> fit maps and memories -> judge -> replace -> distil -> compare -> measure
 """
 
+from linexport.linearization.auto import AutoSearch
 from linexport.linearization.pipeline import Linearization, linearize
 
-__all__ = ["Linearization", "linearize"]
+__all__ = ["AutoSearch", "Linearization", "linearize"]

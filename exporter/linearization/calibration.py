@@ -32,13 +32,20 @@ class Calibration:
     held_out: Rows
 
 
-def calibration(data: Tensor | Sequence[Tensor], seed: int) -> Calibration:
-    """Check the data and split it.
+def calibration(rows: Rows, seed: int) -> Calibration:
+    """Split checked rows."""
+    count = len(rows[0])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    aside = max(1, round(HELD_OUT * count))
+    return Calibration(tuple(x[order[aside:]] for x in rows), tuple(x[order[:aside]] for x in rows))
+
+
+def checked_rows(data: Tensor | Sequence[Tensor]) -> Rows:
+    """Return the data as rows.
 
     Args:
         data: the module's arguments in order, stacked along their first dimension; a single tensor
             for a module of one argument.
-        seed: of the split.
 
     Raises:
         UsageError: no data, arguments of different numbers of rows, rows that are all equal, or
@@ -72,11 +79,7 @@ def calibration(data: Tensor | Sequence[Tensor], seed: int) -> Calibration:
     for at, x in enumerate(arguments):
         if x.is_floating_point() and not bool(x.isfinite().all()):
             raise UsageError(f"Argument {at} of the calibration data has NaN or infinite values.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    aside = max(1, round(HELD_OUT * count))
-    return Calibration(
-        tuple(x[order[aside:]] for x in arguments), tuple(x[order[:aside]] for x in arguments)
-    )
+    return arguments
 
 
 def row_batches(rows: Rows, size: int = BATCH) -> Iterator[Rows]:

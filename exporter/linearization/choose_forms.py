@@ -1,4 +1,4 @@
-"""Choose each layer's feature map: the requested one, or the smallest within an error budget."""
+"""Each layer's form: of the requested map, or of every map that a search may try."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torch import nn
-
-from linexport.errors import ParityError, UsageError
-from linexport.linearization.calibration import Rows
+from linexport.errors import UsageError
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
-from linexport.linearization.judge import judge_forms
 from linexport.linearization.locality import LOCAL
 from linexport.linearization.samples import SiteSamples
 from linexport.linearization.window_forms import (
@@ -27,11 +23,11 @@ from linexport.linearization.window_forms import (
 from linexport.models import feature_maps
 from linexport.system.json_object import JsonObject
 
-AUTO, KEEP = "auto", "keep"
-"""In place of a map: choose one, or leave the layer as it is."""
+KEEP = "keep"
+"""In place of a map: leave the layer as it is."""
 
 EVERY = "*"
-SIZES = (16, 32, 64, 128, 256, 512)
+SIZES = (16, 64)
 """Numbers of features that are tried where a map has the choice."""
 
 
@@ -42,24 +38,26 @@ class MapConfig:
     Patterns are such as ``*`` or ``blocks.0.*``; later ones overrule earlier ones.
 
     Attributes:
-        maps: names of feature maps, ``auto`` or ``keep``.
+        maps: names of feature maps, or ``keep``.
         features: numbers of features M.
         options: of all maps that have them.
-        budget: largest error that ``auto`` may leave in a layer.
         seed: of random maps.
     """
 
     maps: Mapping[str, str]
     features: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    budget: float | None = None
     seed: int = 0
 
     def map_of(self, name: str) -> str:
         """The map of one layer, by its own name, with its window."""
         given = last(self.maps, name) or KEEP
-        if given in (AUTO, KEEP):
-            return str(given)
+        if given == KEEP:
+            return KEEP
+        if given == "auto":
+            raise UsageError(
+                "auto is not a map: a search chooses each layer's form, --auto --max-drop 0.02."
+            )
         window, kind = split_name(given)
         return joined_name(window, feature_maps.find_map(kind.replace("-", "_")).kind)
 
@@ -70,26 +68,19 @@ class MapConfig:
         """
         found: int | None = last(self.features, name)
         kind = self.map_of(name)
-        mixed = len(set(self.maps.values())) > 1 and kind not in (AUTO, KEEP)
+        mixed = len(set(self.maps.values())) > 1 and kind != KEEP
         return None if mixed and not _sized(kind) else found
 
     def check(self, sites: Sequence[Site]) -> None:
         """Before anything is computed.
 
         Raises:
-            UsageError: a pattern that fits no layer, an unknown map, or a budget without ``auto``
-                or the other way round.
+            UsageError: a pattern that fits no layer, or an unknown map.
         """
         names = [site.name for site in sites]
         check_patterns((*self.maps, *self.features), names)
-        chosen = {self.map_of(name) for name in names}
-        if (AUTO in chosen) != (self.budget is not None):
-            raise UsageError(
-                "The map 'auto' needs a budget, the largest relative error that a layer may have, "
-                "such as 0.1; and a budget is of no use without it."
-            )
-        if self.budget is not None and not 0 < self.budget < 1:
-            raise UsageError(f"The budget is {self.budget:g}; expected between 0 and 1.")
+        for name in names:
+            self.map_of(name)
 
 
 def local(config: MapConfig, delta: float) -> MapConfig:
@@ -133,65 +124,21 @@ def requested(site: Site, config: MapConfig, samples: SiteSamples) -> KernelAtte
     Raises:
         UsageError: options that the map does not have, or that it does not fit the attention.
     """
-    return _form(site, config.map_of(site.name), config.features_of(site.name), config, samples)
+    return made_form(site, config.map_of(site.name), config.features_of(site.name), config, samples)
 
 
-def chosen(
-    module: nn.Module,
-    batches: Sequence[Rows],
-    sites: Sequence[Site],
-    config: MapConfig,
-    samples: Mapping[int, SiteSamples],
-) -> dict[int, KernelAttention]:
-    """For every site the form with the fewest features whose error is within the budget.
-
-    A form not better than the mean of the values does not count. Layers without one are left out.
-
-    Raises:
-        ParityError: no layer has one.
-    """
-    tried = {s.index: list(_candidates(s, config, samples[s.index])) for s in sites}
-    judged = judge_forms(module, batches, tried)
-    found, nearest = {}, []
-    for site in sites:
-        pairs = zip(tried[site.index], judged[site.index], strict=True)
-        safe = [
-            (form, sums.error)
-            for form, sums in pairs
-            if not sums.vanishes and sums.error < sums.uniform_error
-        ]
-        safe.sort(key=lambda pair: (pair[0].feature_map.features, pair[1]))
-        within = [form for form, error in safe if error <= config.budget]  # type: ignore[operator]
-        if within:
-            found[site.index] = within[0]
-        nearest += [(error, site.name, form.feature_map) for form, error in safe]
-    if not nearest:
-        raise ParityError(
-            "No feature map is better than the mean of the values in any layer: attention of this "
-            "sharpness has no linear form with so few features. Ask for more with --features."
-        )
-    if not found:
-        error, name, best = min(nearest, key=lambda one: one[0])
-        raise ParityError(
-            f"No feature map reaches an error of {config.budget:g} in any layer: the nearest is "
-            f"{best.kind} with M = {best.features} in {name}, {error:.3f}."
-        )
-    return found
-
-
-def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator[KernelAttention]:
-    """All maps whose kernel is positive, which no denominator can vanish for."""
-    features = config.features_of(site.name)
+def every_form(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator[KernelAttention]:
+    """Yield the forms of all maps whose kernel is positive, which no denominator can vanish for."""
     for kind in feature_maps.kinds():
         found = feature_maps.find_map(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
             continue
         sized = _sized(kind)
-        for size in (features,) if features else SIZES if sized else (None,):
+        for size in SIZES if sized else (None,):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)
-                    yield _form(site, kind, size if sized else None, config, samples)
+                    yield made_form(site, kind, size, config, samples)
             except UsageError:  # too few distinct keys, or too large a state: not for this layer
                 continue
 
@@ -202,9 +149,14 @@ def _sized(name: str) -> bool:
     return "features" in {f.name for f in fields(feature_maps.find_map(kind).Options)}
 
 
-def _form(
+def made_form(
     site: Site, name: str, features: int | None, config: MapConfig, samples: SiteSamples
 ) -> KernelAttention:
+    """Return the form of a site with a map, with a window or not.
+
+    Raises:
+        UsageError: options that the map does not have, or that it does not fit the attention.
+    """
     window, kind = split_name(name)
     known = {f.name for f in fields(feature_maps.find_map(kind).Options)}
     options = dict(config.options)

@@ -144,7 +144,7 @@ class Curves:
         }
         target = targets.find_target(TARGET)
         self.sessions = {
-            name: target.open(path, threads=threads, taking_turns=True)
+            name: target.open(path, threads=threads, taking_turns=True, native=True)
             for name, path in self.paths.items()
         }
         self.inputs = input_records(traced.graph.graph.input)

@@ -29,32 +29,36 @@ _HEADS = ("Classification", "MaskedLM")
 """Parts of names of classes in transformers whose outputs are logits of classes."""
 
 
+@torch.no_grad()
 def default_score(
     original: nn.Module, sites: Sequence[Site], batches: Sequence[Rows]
 ) -> Metric | None:
     """The score of a kind of model that is known, else None."""
-    if _is_language_model(original, sites, batches[0]):
+    if is_language_model(original, sites, batches[0]):
         return Metric("bits per token", partial(_bits_per_token, batches=batches), True)
-    if _is_classifier(original):
-        expected = [_logits(original, batch).argmax(-1) for batch in batches]
+    if is_classifier(original):
+        expected = [first_output(original, batch).argmax(-1) for batch in batches]
         evaluate = partial(_agreement, batches=batches, expected=expected)
         return Metric("agreement with the original's classes", evaluate)
     return None
 
 
-def _is_classifier(module: nn.Module) -> bool:
+def is_classifier(module: nn.Module) -> bool:
+    """Return whether the outputs are known to be logits of classes."""
     if isinstance(module, Whole):
         return any(part in type(module.model).__name__ for part in _HEADS)
     return isinstance(module, ReferenceModel) and module.gives_classes
 
 
-def _is_language_model(module: nn.Module, sites: Sequence[Site], batch: Rows) -> bool:
+@torch.no_grad()
+def is_language_model(module: nn.Module, sites: Sequence[Site], batch: Rows) -> bool:
+    """Return whether outputs are logits of the next token."""
     tokens = batch[0]
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 2:
         return False
     if len(batch) > 2 or not sites or not all(site.causal for site in sites):
         return False
-    logits = _logits(module, tuple(x[:1] for x in batch))
+    logits = first_output(module, tuple(x[:1] for x in batch))
     return (
         logits.dim() == 3
         and logits.shape[:2] == tokens[:1].shape
@@ -62,27 +66,33 @@ def _is_language_model(module: nn.Module, sites: Sequence[Site], batch: Rows) ->
     )
 
 
-@torch.no_grad()
-def _logits(module: nn.Module, batch: Rows) -> Tensor:
+def first_output(module: nn.Module, batch: Rows) -> Tensor:
+    """Return the first tensor that a module gives for a batch."""
     leaves: list[Any] = pytree.tree_leaves(module(*batch))
     first: Tensor = leaves[0]
     return first
 
 
+def token_losses(logits: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+    """Return -log p of every next token, (B, T - 1) in float64, and 1.0 for those there."""
+    losses = F.cross_entropy(logits[:, :-1].mT.double(), batch[0][:, 1:].long(), reduction="none")
+    return losses, torch.ones_like(losses) if len(batch) == 1 else (batch[1][:, 1:] != 0).double()
+
+
+@torch.no_grad()
 def _bits_per_token(module: nn.Module, batches: Sequence[Rows]) -> float:
     total = count = 0.0
     for batch in batches:
-        logits, tokens = _logits(module, batch), batch[0].long()
-        losses = F.cross_entropy(logits[:, :-1].mT.double(), tokens[:, 1:], reduction="none")
-        there = torch.ones_like(losses) if len(batch) == 1 else (batch[1][:, 1:] != 0).double()
+        losses, there = token_losses(first_output(module, batch), batch)
         total += float((losses * there).sum())
         count += float(there.sum())
     return total / (max(count, 1.0) * math.log(2))
 
 
+@torch.no_grad()
 def _agreement(module: nn.Module, batches: Sequence[Rows], expected: Sequence[Tensor]) -> float:
     same = [
-        (_logits(module, batch).argmax(-1) == want).double().flatten()
+        (first_output(module, batch).argmax(-1) == want).double().flatten()
         for batch, want in zip(batches, expected, strict=True)
     ]
     return float(torch.cat(same).mean())

@@ -11,7 +11,7 @@ changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -65,38 +65,38 @@ def distil(
             "Distillation compares layers after their output projections, and none of the replaced "
             "ones has one. Leave --distil out."
         )
-    learned = _learned(linear, names)
-    optimizer = torch.optim.Adam(learned, lr=RATE)
+    tensors = learned(linear, [name.rpartition(".")[0] for name in names])
+    optimizer = torch.optim.Adam(tensors, lr=RATE)
     loss = _Loss(original, linear, names)
     generator = torch.Generator().manual_seed(seed)
     judged = tuple(x[:JUDGED] for x in data.held_out)
     before = best = loss.value(judged)
-    kept, best_step, step, worse = [x.detach().clone() for x in learned], 0, 0, 0
+    kept, best_step, step, worse = [x.detach().clone() for x in tensors], 0, 0, 0
     while step < steps and worse < PATIENCE:
         for group in optimizer.param_groups:
             group["lr"] = RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
         rows = torch.randint(len(data.fit[0]), (BATCH,), generator=generator)
         # Not backward: weights that are shared with the original must not collect gradients.
         gradients = torch.autograd.grad(
-            loss(tuple(x[rows] for x in data.fit)), learned, allow_unused=True
+            loss(tuple(x[rows] for x in data.fit)), tensors, allow_unused=True
         )
-        for x, gradient in zip(learned, gradients, strict=True):
+        for x, gradient in zip(tensors, gradients, strict=True):
             x.grad = gradient
-        nn.utils.clip_grad_norm_(learned, 1.0)
+        nn.utils.clip_grad_norm_(tensors, 1.0)
         optimizer.step()
         step += 1
         if step % EVERY == 0 or step == steps:
             now = loss.value(judged)
             worse = 0 if now < best else worse + 1
             if now < best:
-                best, best_step, kept = now, step, [x.detach().clone() for x in learned]
+                best, best_step, kept = now, step, [x.detach().clone() for x in tensors]
             advance(step, f"held-out loss {math.sqrt(best):.3f}")
     with torch.no_grad():
-        for x, value in zip(learned, kept, strict=True):
+        for x, value in zip(tensors, kept, strict=True):
             x.copy_(value)
             x.grad = None
             x.requires_grad_(False)
-    return DistillationRecord(step, steps, best_step, before, best, sum(x.numel() for x in learned))
+    return DistillationRecord(step, steps, best_step, before, best, sum(x.numel() for x in tensors))
 
 
 class _Loss:
@@ -131,23 +131,27 @@ def layer_outputs(module: nn.Module, names: Sequence[str], batch: Rows) -> dict[
     return seen
 
 
-def _learned(linear: nn.Module, names: Sequence[str]) -> list[Tensor]:
-    """Parameters to learn, copied where they were shared with the original."""
+def learned(linear: nn.Module, owners: Iterable[str]) -> list[Tensor]:
+    """Return tensors to learn: weights of modules, by their names, and numbers of forms.
+
+    Weights are copied where they were shared with the original.
+    """
     found: list[Tensor] = []
-    for name in dict.fromkeys(names):
-        owner = stem(linear).get_submodule(name.rpartition(".")[0])
+    for name in dict.fromkeys(owners):
+        owner = stem(linear).get_submodule(name)
         found += [_own(owner, own) for own, _ in list(owner.named_parameters(recurse=False))]
     for module in list(linear.modules()):
         if isinstance(module, KernelAttention):
             found.append(module.gain)
         elif isinstance(module, LinearAttention):
-            found.append(_own(module.query, "weight"))
+            if not any(module.query.weight is x for x in found):
+                found.append(_own(module.query, "weight"))
         else:
             continue
         found += [x for x in module.feature_map.frozen() if x.is_floating_point()]
         if isinstance(module, WindowForm | WindowedAttention):
             found.append(module.far_gain)
-    return [x.requires_grad_(True) for x in found]
+    return [x.requires_grad_(True) for x in {id(x): x for x in found}.values()]
 
 
 def _own(module: nn.Module, name: str) -> nn.Parameter:

@@ -10,7 +10,7 @@ from torch import nn
 
 from linexport.errors import UsageError
 from linexport.linearization.calibration import Rows
-from linexport.linearization.choose_forms import AUTO, KEEP, MapConfig, chosen, requested
+from linexport.linearization.choose_forms import KEEP, MapConfig, requested
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import ErrorSums, Forms, judge_forms, refuse_vanishing
@@ -51,7 +51,7 @@ def replace_attention(
 
     Raises:
         UsageError: a configuration that does not fit.
-        ParityError: a denominator vanishes on the data, or no map is within the budget.
+        ParityError: a denominator vanishes on the data.
     """
     config.check(sites)
     targets = [s for s in sites if s.replaceable and config.map_of(s.name) != KEEP]
@@ -71,22 +71,26 @@ def replace_attention(
             made.forms[site.index] = form
         except UsageError as error:
             reasons[site.index] = str(error)
-    automatic = [s for s in kernel if config.map_of(s.name) == AUTO]
     for site in kernel:
-        if site not in automatic:
-            made.forms[site.index] = requested(site, config, samples[site.index])
-    if automatic:
-        found = chosen(module, fit[:1], automatic, config, samples)
-        made.forms |= found
-        reasons |= {
-            s.index: f"no map has an error within {config.budget:g}"
-            for s in automatic
-            if s.index not in found
-        }
+        made.forms[site.index] = requested(site, config, samples[site.index])
     fit_far_gains(module, fit[0], made.forms)
     forms = {index: [form] for index, form in made.forms.items()}
     judged, local = _judged(module, held_out, more, forms, config.options.get("delta"))
     _record(made, sites, judged, local, reasons, details)
+    return made
+
+
+def searched_forms(
+    module: nn.Module,
+    sites: Sequence[Site],
+    held_out: Sequence[Rows],
+    forms: Mapping[int, nn.Module],
+) -> FittedForms:
+    """Record forms that a search has chosen, with their errors on ``held_out``."""
+    made = FittedForms(dict(forms))
+    judged = judge_forms(module, held_out, {i: [form] for i, form in forms.items()}, binned=True)
+    reasons = {site.index: site.reason or "the search keeps its softmax" for site in sites}
+    _record(made, sites, judged, {}, reasons, {})
     return made
 
 

@@ -12,11 +12,31 @@ import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
-from linexport.linearization.calibration import Calibration, Rows, calibration, first_batches
+from linexport.linearization.auto import (
+    AutoSearch,
+    FoundForms,
+    SearchSettings,
+    check_options,
+    find_forms,
+    names_of,
+    parts_of,
+)
+from linexport.linearization.calibration import (
+    Calibration,
+    Rows,
+    calibration,
+    checked_rows,
+    first_batches,
+)
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.default_score import default_score
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
-from linexport.linearization.fit_forms import FittedForms, leave_out, replace_attention
+from linexport.linearization.fit_forms import (
+    FittedForms,
+    leave_out,
+    replace_attention,
+    searched_forms,
+)
 from linexport.linearization.projected_errors import projected_errors
 from linexport.linearization.quality import judged_no_better
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms, without
@@ -25,6 +45,7 @@ from linexport.linearization.verdict import Measurements, verdict
 from linexport.manifest.linearization_records import (
     AttentionRow,
     CalibrationRecord,
+    DistillationRecord,
     FeedForwardRow,
     FormCosts,
     LinearizationReport,
@@ -90,16 +111,16 @@ def linearize(
     module: nn.Module | LoadedModel,
     calibration_data: Tensor | Sequence[Tensor],
     *,
-    map: str | Mapping[str, str] = MAP,
+    map: str | Mapping[str, str] | Sequence[str] | None = None,
     features: int | Mapping[str, int] | None = None,
     map_options: Mapping[str, object] | None = None,
-    budget: float | None = None,
     locality: float | None = None,
     memory_keys: int | None = None,
     feed_forward: str | Mapping[str, str] | None = None,
     target_error: float | None = None,
     max_cost: int = MAX_COST,
     distil: int = 0,
+    auto: AutoSearch | None = None,
     evaluate: Metric | Evaluate | None = None,
     max_drop: float | None = None,
     bench: bool = True,
@@ -114,10 +135,9 @@ def linearize(
     Args:
         module: with softmax attention, or a loaded model. It is not changed.
         calibration_data: its arguments in order, one row a sample; a quarter is held out.
-        map: a feature map, "auto" or "keep" for every layer, or by patterns of layer names.
+        map: a feature map or "keep" for every layer, or by patterns of layer names; None: favor+.
         features: number of features M, likewise; None: the map's own choice.
         map_options: further options of the maps, by name.
-        budget: for "auto": the largest relative error of the attention in a layer.
         locality: attend only to keys within this L1 distance; see ``locality``.
         memory_keys: pseudo-keys in place of keys that never change; None: one for each 16.
         feed_forward: form of y = f(W x + b), "low-rank", "chebyshev", "least-squares", "bernstein",
@@ -126,6 +146,8 @@ def linearize(
         target_error: of these layers, for one token; see ``linearize_feed_forward``.
         max_cost: multiply-adds for one token that such a layer may have.
         distil: steps of learning the original's layer outputs at most.
+        auto: search for the cheapest form of every layer within ``max_drop``; ``map`` then is
+            a list of candidates, None for the usual ones.
         evaluate: gives a score of a module; higher is better, unless a ``Metric`` says otherwise.
             None: that of ``default_score``, for the kinds of models it knows.
         max_drop: by how much that may get worse; None: by any amount.
@@ -151,32 +173,43 @@ def linearize(
     if target_error is not None and feed_forward is None:
         raise UsageError("A target error is of feed-forward layers: name a form of these, too.")
     watch = Stopwatch(progress or Silent())
-    data = calibration(calibration_data, seed)
+    rows = checked_rows(calibration_data)
+    data, parts = calibration(rows, seed), None
+    if auto is not None:
+        named = (features, locality, memory_keys, feed_forward, distil, evaluate)
+        check_options(auto, max_drop, named)
+        parts = parts_of(rows, auto.labels, seed)
+        data = Calibration(parts.fit.rows, parts.search.rows)
     loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
     evaluate = as_metric(evaluate)
     original = shared_copy(loaded.module)
-    config = MapConfig(_rules(map), _rules(features), map_options or {}, budget, seed)
-    if locality is not None:
-        config = local(config, locality)
     with watch.stage("find"):
-        fit, unused = first_batches(data.fit, FITTED)
-        held_out, more = first_batches(data.held_out, JUDGED)
+        fit, _ = first_batches(data.fit, FITTED)
+        held_out, _ = first_batches(data.held_out, JUDGED)
         sites = find_softmax.find_sites(original, [*fit, *held_out], required=feed_forward is None)
-    with watch.stage("fit"):
-        made = FittedForms()
-        if sites:
-            made = replace_attention(
-                original, sites, fit, held_out, [*more, *unused][:MORE], config, memory_keys
-            )
-        if not (force or distil):
-            leave_out(made, sites)
-        if feed_forward is None and not made.forms and not judged_no_better(made.records):
-            why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
-            raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     rest_error = compare_models.rest_error(loaded.module, with_forms(original, {}), held_out)
-    linear = with_forms(original, made.forms)
+    found: FoundForms | None = None
+    distilled: DistillationRecord | None = None
+    if auto is not None and parts is not None and max_drop is not None:
+        with watch.stage("search-forms"), watch.shown.steps("search", auto.seconds) as advance:
+            wish = SearchSettings(
+                auto, max_drop, names_of(map), map_options or {}, lengths, threads, seed
+            )
+            found = find_forms(loaded, original, sites, parts, wish, advance)
+        made = searched_forms(original, sites, held_out, found.transferred)
+        linear = found.module
+        lengths = found.timed_lengths
+    else:
+        config = MapConfig(_rules(map or MAP), _rules(features), map_options or {}, seed)
+        if locality is not None:
+            config = local(config, locality)
+        with watch.stage("fit"):
+            made = _fitted(original, sites, data, config, memory_keys, bool(force or distil))
+            if feed_forward is None and not made.forms and not judged_no_better(made.records):
+                why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
+                raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
+        linear = with_forms(original, made.forms)
     replaced = _replaced(sites, made)
-    distilled = None
     if distil and (replaced or feed_forward is None):
         with watch.stage("distil"), watch.shown.steps("distil", distil) as advance:
             distilled = distillation.distil(original, linear, replaced, data, distil, seed, advance)
@@ -193,8 +226,10 @@ def linearize(
         layer_errors = compare_models.layer_errors(original, linear, replaced, held_out)
         output_error = compare_models.output_error(original, linear, held_out)
         alike = compare_models.uniform_output_error(original, replaced, held_out)
-        metric = evaluate or default_score(loaded.module, sites, held_out)
-        scores = None if metric is None else metric.compared(loaded.module, linear)
+        scores = None if found is None else found.metric
+        if scores is None:
+            metric = evaluate or default_score(loaded.module, sites, held_out)
+            scores = None if metric is None else metric.compared(loaded.module, linear)
         result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
         numbers, result = cost.parameters(loaded.module, result)
     measured = FormCosts()
@@ -216,6 +251,7 @@ def linearize(
             metric=scores,
             max_drop=max_drop,
             forced=force,
+            search=None if found is None else found.record,
         )
     )
     report = LinearizationReport(
@@ -241,10 +277,31 @@ def linearize(
         **vars(measured),
         environment=environment.describe(),
         stages=tuple(StageRecord(**stage) for stage in watch.stages),
+        search=None if found is None else found.record,
         status=status,
         verdict=sentence,
     )
     return Linearization(linear, report, result)
+
+
+def _fitted(
+    original: nn.Module,
+    sites: Sequence[find_softmax.Site],
+    data: Calibration,
+    config: MapConfig,
+    memory_keys: int | None,
+    all_of_them: bool,
+) -> FittedForms:
+    """Forms of the requested maps, without those no better than the mean unless all stay."""
+    if not sites:
+        return FittedForms()
+    fit, unused = first_batches(data.fit, FITTED)
+    held_out, more = first_batches(data.held_out, JUDGED)
+    rest = [*more, *unused][:MORE]
+    made = replace_attention(original, sites, fit, held_out, rest, config, memory_keys)
+    if not all_of_them:
+        leave_out(made, sites)
+    return made
 
 
 def _replaced(sites: Sequence[find_softmax.Site], made: FittedForms) -> list[find_softmax.Site]:

@@ -157,7 +157,16 @@ def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> Referenc
     new = [m for m in found.modules() if isinstance(m, LinearAttention | SoftmaxAttention)]
     for index, form in forms.items():
         assert isinstance(form, KernelAttention)
-        new[softmax[index]].feature_map = form.feature_map
+        layer = new[softmax[index]]
+        layer.feature_map = form.feature_map
+        _scale_queries(layer.query, form)
         if isinstance(form, WindowForm):
-            new[softmax[index]].far_gain = form.far_gain
+            layer.far_gain = form.far_gain
     return found
+
+
+def _scale_queries(query: nn.Linear, form: KernelAttention) -> None:
+    """Multiply the projection of queries by the gains of a form, one a head, that are not 1."""
+    if not bool((form.gain == 1).all()):
+        gains = form.gain.detach().repeat_interleave(query.weight.shape[0] // len(form.gain))
+        query.weight = nn.Parameter(query.weight.detach() * gains[:, None])

@@ -1,15 +1,22 @@
-"""Is it worth it? One sentence: why not, or where it wins; the errors stand in both."""
+"""Is it worth it? One sentence: why not, or where it wins; the errors stand in both.
+
+Three after a search: what became of the layers, what that costs the task, and what it gains.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from linexport.linearization import quality
 from linexport.manifest.linearization_records import (
+    SOFTMAX,
     AttentionRow,
     FeedForwardRow,
     FormCosts,
+    SearchPoint,
+    SearchRecord,
     Status,
 )
 from linexport.manifest.proof import MetricRecord
@@ -28,6 +35,7 @@ class Measurements:
         metric: the score, before and after.
         max_drop: by how much it may get worse; None: by any amount.
         forced: errors and costs of layers decide nothing.
+        search: by which the forms were found; the loss of the task decides then.
     """
 
     layers: Sequence[AttentionRow] = ()
@@ -38,10 +46,13 @@ class Measurements:
     metric: MetricRecord | None = None
     max_drop: float | None = None
     forced: bool = False
+    search: SearchRecord | None = None
 
 
 def verdict(found: Measurements) -> tuple[Status, str]:
     """Return ``status`` and ``verdict`` of a report."""
+    if found.search is not None:
+        return _searched(found.search, found)
     against = [*_too_much_lost(found.metric, found.max_drop), *_never_faster(found.costs)]
     if not found.forced:
         against = [*_no_better(found), *_dearer(found), *against]
@@ -51,6 +62,66 @@ def verdict(found: Measurements) -> tuple[Status, str]:
         measured = "; ".join([*errors, *gain])
         return "declined", f"No: {'; and '.join(against)}.{f' {measured}.' if measured else ''}"
     return "ok", f"{'; '.join([*errors, _faster(found.costs), *_change(found.metric)])}."
+
+
+def _searched(search: SearchRecord, found: Measurements) -> tuple[Status, str]:
+    chosen = next(point for point in search.points if point.chosen)
+    against = _never_faster(found.costs)
+    linear = [form for form in chosen.forms if form != SOFTMAX]
+    rows = f"{search.confirm_rows:,} rows of {search.length:,} that the search never saw"
+    if not linear:
+        return "declined", (
+            f"No: no layer can be replaced within a drop of {search.max_drop:g} in "
+            f"{search.loss}. {_nearest(search)} {_spent(search)}"
+        )
+    counted = Counter(linear)
+    kinds = ", ".join(f"{name} in {count}" for name, count in counted.most_common())
+    first = f"{len(linear)} of {len(chosen.forms)} layers are linear: {kinds}"
+    change = "; ".join(_change(found.metric))
+    second = (
+        f"On {rows}, {change}, a drop of {search.drop:.3g} and of at most {search.bound:.3g} with "
+        f"a confidence of {search.confidence:.0%}, where {search.max_drop:g} is allowed"
+    )
+    third = f"{_gains(search, chosen)}; {against[0] if against else _faster(found.costs)}"
+    status: Status = "declined" if against else "ok"
+    return status, f"{'No: ' if against else ''}{first}. {second}. {third}."
+
+
+def _nearest(search: SearchRecord) -> str:
+    """The point that came nearest to what is allowed."""
+    tried = search.points[1:]
+    if not tried:
+        return "No form that saves anything was judged."
+    best = min(tried, key=lambda point: point.bound)
+    linear = sum(form != SOFTMAX for form in best.forms)
+    return (
+        f"With {linear} of {len(best.forms)} layers linear, it drops by {best.drop:.3g} on the "
+        f"rows of the search, and by at most {best.bound:.3g}."
+    )
+
+
+def _spent(search: SearchRecord) -> str:
+    if search.exhausted:
+        return f"The {search.minutes:g} minutes were used up: --time-budget gives more."
+    return f"The search ended by itself after {search.seconds:.0f} seconds."
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _gains(search: SearchRecord, chosen: SearchPoint) -> str:
+    """Time of all attention at the longest length, and bytes of states, over those of softmax."""
+    softmax = search.points[0]
+    before, after = softmax.times[-1], chosen.times[-1]
+    how = "computed" if before.computed or after.computed else "measured"
+    gain = (
+        f"Attention over {before.length:,} tokens takes {_ms(after.milliseconds)} ms instead of "
+        f"{_ms(before.milliseconds)}, {how} by layer"
+    )
+    if softmax.state_bytes:
+        gain += f", and states {chosen.state_bytes / softmax.state_bytes:.1%} of the bytes"
+    return gain
 
 
 def _no_better(found: Measurements) -> list[str]:

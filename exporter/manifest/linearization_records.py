@@ -10,6 +10,9 @@ from linexport.manifest.records import StageRecord
 
 Status = Literal["ok", "declined"]
 
+SOFTMAX = "softmax"
+"""In place of the name of a form: attention that is kept."""
+
 
 @dataclass(frozen=True)
 class OriginalRecord:
@@ -331,6 +334,110 @@ class FormCosts:
     over: Literal["tokens", "rows"] = "tokens"
 
 
+@dataclass(frozen=True)
+class AttentionTime:
+    """Milliseconds of one attention call at one length, measured or computed from shorter ones."""
+
+    length: int
+    milliseconds: float
+    computed: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """Cost of one attention call of a form.
+
+    Attributes:
+        times: by length, of one row.
+        state_bytes: of one sequence, whatever its length.
+        bytes_for_token: that each token adds to them.
+    """
+
+    times: tuple[AttentionTime, ...]
+    state_bytes: int
+    bytes_for_token: int = 0
+
+    def bytes_at(self, length: int) -> int:
+        """Bytes of the state after so many tokens."""
+        return self.state_bytes + self.bytes_for_token * length
+
+
+@dataclass(frozen=True)
+class FormCost:
+    """Cost of a form, or of softmax, in layers of one shape; ``reason`` where it has none."""
+
+    form: str
+    shape: str
+    cost: AttentionCost | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPoint:
+    """One choice of forms for all layers.
+
+    Attributes:
+        forms: of each call of softmax attention, in order; "softmax" where it is kept.
+        drop: mean on the rows of the search.
+        bound: upper confidence bound of it on these rows, to which the choice has been fitted.
+        steps: of fine-tuning; 0 for forms after attention transfer alone.
+        times: of all attention calls together.
+        state_bytes: of all of them, at the longest length.
+        chosen: it is the result.
+    """
+
+    forms: tuple[str, ...]
+    drop: float
+    bound: float
+    steps: int
+    times: tuple[AttentionTime, ...]
+    state_bytes: int
+    chosen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """A search for the cheapest forms within a drop.
+
+    Attributes:
+        minutes: time budget.
+        seconds: the search took, all runs together.
+        exhausted: the budget ended it.
+        resumed: measurements that were on record.
+        measured: measurements of choices of forms.
+        loss: name of the score.
+        max_drop: allowed.
+        confidence: of bounds.
+        fit_rows: that forms were fitted and trained on.
+        search_rows: that choices were made by.
+        confirm_rows: that the search never saw.
+        repeated_rows: equal to others, and left out.
+        length: tokens of a row.
+        costs: of forms by shape of layer.
+        points: choices that were judged, by cost.
+        drop: of the result, on rows the search never saw.
+        bound: upper confidence bound of that.
+    """
+
+    minutes: float
+    seconds: float
+    exhausted: bool
+    resumed: int
+    measured: int
+    loss: str
+    max_drop: float
+    confidence: float
+    fit_rows: int
+    search_rows: int
+    confirm_rows: int
+    repeated_rows: int
+    length: int
+    costs: tuple[FormCost, ...]
+    points: tuple[SearchPoint, ...]
+    drop: float
+    bound: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinearizationReport(FormCosts):
     """A linearisation.
@@ -355,9 +462,10 @@ class LinearizationReport(FormCosts):
         parameters: numbers stored.
         environment: machine and versions.
         stages: name and seconds of each.
+        search: how the forms were found; None where they were named.
         status: "declined" where no layer is better than the mean of its values, it is never
             faster, the metric gets too bad, or feed-forward layers do not pay.
-        verdict: one sentence that says why.
+        verdict: one sentence that says why; three after a search.
     """
 
     kind: Literal["linearization"] = "linearization"
@@ -377,5 +485,6 @@ class LinearizationReport(FormCosts):
     parameters: ParameterCounts
     environment: dict[str, Any]
     stages: tuple[StageRecord, ...]
+    search: SearchRecord | None = None
     status: Status
     verdict: str

@@ -45,6 +45,7 @@ class Panel(enum.StrEnum):
     TARGET = "Target"
     WEIGHTS = "Weights"
     MAPS = "Feature maps"
+    SEARCH = "Search"
     FEED_FORWARD = "Feed-forward layers"
     DECODING = "Decoding"
     SEQUENCES = "Sequences"

@@ -13,6 +13,7 @@ from linexport.manifest.linearization_records import (
 from linexport.report import tables
 from linexport.report.error_tables import error_tables, weak_places
 from linexport.report.linear_costs import chart_texts, cost_table, short_cost_table
+from linexport.report.linear_search import search_texts
 from linexport.report.page import template
 from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import amount, count, number, plain
@@ -45,6 +46,7 @@ def linearization_page(report: LinearizationReport) -> str:
             weak=weak_places(report.layers),
             over=report.over,
             **chart_texts(report),
+            **search_texts(report.search),
             left_out=report.lengths_left_out,
             costs=cost_table(report),
             unmeasured=plain(report.reason or "it was left out (--no-bench)"),
@@ -265,6 +267,12 @@ def _kept(report: LinearizationReport) -> Table | None:
 
 def _distillation(report: LinearizationReport) -> str:
     learned = report.distillation
+    if report.search is not None:
+        chosen = next(point for point in report.search.points if point.chosen)
+        return (
+            "Every form has learned the attention of its layer; the model was then fine-tuned for "
+            f"{count(chosen.steps)} steps. Errors are those before fine-tuning."
+        )
     if learned is None:
         return "Not distilled: every form is as fitted (--distil STEPS learns from the original)."
     return (

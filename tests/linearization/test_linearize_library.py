@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linexport
-from linexport.errors import LinexportError, ParityError, UnsupportedModelError, UsageError
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.linearization.cost import crossover
 from linexport.linearization.verdict import Measurements, verdict
 from linexport.manifest.linearization_records import FormCosts, FormTimes
@@ -115,19 +115,6 @@ def test_per_layer_settings_are_checked() -> None:
 
 
 # Choosing
-
-
-def test_auto_takes_the_fewest_features_within_the_budget() -> None:
-    rows = {}
-    for budget in (0.3, 0.01):
-        found = run(digits(), PIXELS[:24], map="auto", budget=budget).report.layers
-        rows[budget] = [row.features for row in found if row.map]
-    assert max(rows[0.3]) < min(rows[0.01])
-
-
-def test_auto_says_what_it_comes_nearest_with() -> None:
-    with pytest.raises(ParityError, match=r"1e-09 in any layer: the nearest is \S+ with M = \d+"):
-        run(digits(), map="auto", budget=1e-9, features=16)
 
 
 def test_locality_is_judged_by_exact_masked_attention() -> None:
@@ -266,9 +253,8 @@ def test_calibration_data_that_is_of_no_use_is_refused(data: Any, words: str) ->
     [
         ({"map": {"block.*": "favor+"}}, "No layer is called 'block..'; found blocks.0.attention"),
         ({"map": "favour+"}, "Did you mean 'favor+'"),
-        ({"map": "auto"}, "needs a budget"),
+        ({"map": "auto"}, "--auto --max-drop"),
         ({"map": "taylor2", "features": 8}, "unknown key 'features'"),
-        ({"budget": 0.1}, "needs a budget"),
         ({"map": "keep"}, "as it is"),
         ({"locality": -1.0}, "above 0"),
     ],

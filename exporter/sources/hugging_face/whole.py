@@ -1,6 +1,7 @@
 """A model of transformers as one module in plain PyTorch, called once for a whole sequence.
 
     input_ids (B, T), attention_mask (B, T) -> its first output
+    pixel_values (B, C, H, W)               -> its first output
 
 That is the logits, or the last hidden states of a model without a head. Attention is
 ``F.scaled_dot_product_attention``, which ``linexport linearize`` finds; nothing is patched, and no
@@ -35,9 +36,11 @@ class Whole(nn.Module):
         UnsupportedModelError: the model takes something else than tokens.
     """
 
+    taken = "input_ids"
+
     def __init__(self, model: LibraryObject) -> None:
         super().__init__()
-        if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
+        if model.main_input_name != self.taken or model.config.is_encoder_decoder:
             raise UnsupportedModelError(
                 f"{type(model).__name__} takes {model.main_input_name}"
                 f"{' and its decoder more' if model.config.is_encoder_decoder else ''}; expected "
@@ -53,6 +56,17 @@ class Whole(nn.Module):
         """The first output."""
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, **self.options)
         first: Tensor = output[0]
+        return first
+
+
+class WholeOfImages(Whole):
+    """A model of images of one size, as one call."""
+
+    taken = "pixel_values"
+
+    def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+        """The first output."""
+        first: Tensor = self.model(pixel_values=pixel_values)[0]
         return first
 
 
@@ -93,6 +107,8 @@ def whole(model: LibraryObject, source: Source) -> LoadedModel:
         UnsupportedModelError: see ``Whole``.
     """
     check_finite(named_tensors(model), source.location)
+    if model.main_input_name == WholeOfImages.taken:
+        return _of_images(model, source)
     text = model.config.get_text_config()
     ids = torch.arange(EXAMPLE[0] * EXAMPLE[1]).reshape(EXAMPLE) % int(text.vocab_size)
     length = Dim("seq", max=getattr(text, "max_position_embeddings", None))
@@ -104,4 +120,27 @@ def whole(model: LibraryObject, source: Source) -> LoadedModel:
         dynamic_shapes=(tokens, tokens),
         source=source,
         integer_ranges={0: (0, int(text.vocab_size)), 1: (1, 2)},
+    )
+
+
+def _of_images(model: LibraryObject, source: Source) -> LoadedModel:
+    """A model of images; the size is that of its config."""
+    config = model.config
+    side = getattr(config, "image_size", None)
+    sides = (side, side) if isinstance(side, int) else side
+    channels = getattr(config, "num_channels", 3)
+    if not (isinstance(sides, list | tuple) and len(sides) == 2):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes {WholeOfImages.taken}, and its config has image_size "
+            f"{side}; expected a number of pixels, or two. Wrap it in a module that takes tensors, "
+            "in order, and name a factory that builds it, package.module:callable."
+        )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(EXAMPLE[0], int(channels), *map(int, sides), generator=generator)
+    return LoadedModel(
+        module=WholeOfImages(model).eval(),
+        args=(images,),
+        kwargs={},
+        dynamic_shapes=({0: Dim("batch")},),
+        source=source,
     )
