@@ -20,10 +20,10 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.confidence import CONFIDENCE, upper_bound
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
-from linexport.linearization.search import Choice, FormPoint, FormSearch, confirmed
+from linexport.linearization.search import MARGIN, Choice, FormPoint, FormSearch, confirmed
 from linexport.linearization.search_candidates import find_candidates, measure_costs
 from linexport.linearization.search_record import SearchFile, digest_of, digest_of_module
-from linexport.linearization.task_loss import TaskRows, find_task, with_labels
+from linexport.linearization.task_loss import TaskLoss, TaskRows, find_task, with_labels
 from linexport.manifest.linearization_records import SearchPoint, SearchRecord
 from linexport.manifest.proof import MetricRecord
 from linexport.sources.loaded_model import LoadedModel
@@ -207,6 +207,7 @@ def find_forms(
         why = "; ".join(f"{s.name}: {s.reason or 'its keys never change'}" for s in sites)
         raise UnsupportedModelError(f"No softmax attention can be replaced by a search. {why}")
     task = find_task(original, sites, parts.search)
+    _check_rows(task, parts, settings.max_drop)
     lengths = list(settings.lengths or _lengths(loaded, targets))
     file = SearchFile(auto.record, _key(loaded, parts, task.name, lengths, settings))
 
@@ -259,6 +260,24 @@ def find_forms(
         MetricRecord(task.name, *scores, record.drop, not task.is_share),
         record,
         tuple(measured),
+    )
+
+
+def _check_rows(task: TaskLoss, parts: RowParts, max_drop: float) -> None:
+    """Check that rows which are right or wrong are enough to show a drop, if none differs.
+
+    Raises:
+        UsageError: they are not.
+    """
+    count = len(parts.search)
+    if not task.counted or upper_bound(torch.zeros(count), True) <= MARGIN * max_drop:
+        return
+    while upper_bound(torch.zeros(count), True) > MARGIN * max_drop:
+        count += max(1, count // 16)
+    raise UsageError(
+        f"The data has {len(parts.search)} distinct rows to choose by, a quarter of all. Each is "
+        f"right or wrong, and so few cannot show a drop of {max_drop:g}, even if none changes. "
+        f"Give at least {4 * count:,} rows, or allow more with --max-drop."
     )
 
 

@@ -63,7 +63,7 @@ def fine_tune(
     logits: bool,
     seed: int,
 ) -> Tuned:
-    """Train the linear module in place; keep the weights with the smallest judged loss.
+    """Train the linear module in place; keep the weights that are enough, or of smallest loss.
 
     Args:
         original: the teacher.
@@ -101,7 +101,7 @@ def fine_tune(
         if step % EVERY == 0:
             now, enough = judge()
             worse = 0 if now < best else worse + 1
-            if now < best:
+            if now < best or enough:
                 best, kept = now, [x.detach().clone() for x in tensors]
     with torch.no_grad():
         for x, value in zip(tensors, kept, strict=True):

@@ -20,7 +20,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -289,27 +289,43 @@ class FormSearch:
             return found
         if self.left() <= 0:
             return None
-        begun, part = self.left(), self.left() * share
-        self.say(f"fine-tuning {_counted(choice)}")
-        last: list[PointLosses] = []
-
-        def judge() -> tuple[float, bool]:
-            last.append(self._compared(self.losses(linear, self.judged), 0))
-            loss = self.losses(linear, self.judged, smooth=True).mean()
-            self.say(f"fine-tuning {_counted(choice)}, drop {last[-1].drop:.4f}")
-            return float(loss), self.passes(last[-1])
-
-        def left() -> float:
-            return 1 - (begun - self.left()) / part
-
-        logits = self.task.smooth is not squared_distance
-        done = fine_tune(self.original, linear, tensors, self.fit, judge, left, logits, self.seed)
-        losses = self._compared(self.losses(linear, self.judged), done.steps)
-        steps = done.steps + (0 if found is None else found.steps)
-        kept[name] = PointLosses(losses.drop, losses.bound, steps, left() <= 0)
+        before = 0 if found is None else found.steps
+        kept[name] = self._tuned(choice, linear, tensors, share, before)
         self.file.keep(name, tensors)
         self.file.save()
         return kept[name]
+
+    def _tuned(
+        self,
+        choice: Choice,
+        linear: nn.Module,
+        tensors: Sequence[Tensor],
+        share: float,
+        before: int,
+    ) -> PointLosses:
+        """Fine-tune a student in place, so that the time is enough for its last look."""
+        part, looks = self.left() * share, list[tuple[float, PointLosses]]()
+        end, look = self.left() - part, 0.0
+
+        def left() -> float:
+            return (self.left() - end - look) / part
+
+        def judge() -> tuple[float, bool]:
+            nonlocal look
+            begun, losses = self.left(), self.losses(linear, self.judged)
+            smooth = losses
+            if self.task.smooth is not self.task.judged:
+                smooth = self.losses(linear, self.judged, smooth=True)
+            look = max(look, begun - self.left())
+            looks.append((float(smooth.mean()), self._compared(losses, 0)))
+            self.say(f"fine-tuning {_counted(choice)}, drop {looks[-1][1].drop:.4f}")
+            return looks[-1][0], self.passes(looks[-1][1])
+
+        self.say(f"fine-tuning {_counted(choice)}")
+        logits = self.task.smooth is not squared_distance
+        done = fine_tune(self.original, linear, tensors, self.fit, judge, left, logits, self.seed)
+        best = looks[-1] if self.passes(looks[-1][1]) else min(looks, key=lambda one: one[0])
+        return replace(best[1], steps=before + done.steps, cut=left() <= 0)
 
     def _may_gain(self, losses: PointLosses) -> bool:
         return self.left() > 0 and not self.passes(losses)
