@@ -323,8 +323,7 @@ def register(app: typer.Typer) -> None:
     add_command(
         app,
         linearize,
-        "linexport linearize model.pt -o linear.pt --data samples.npz",
         "linexport linearize model.pt -o linear.pt --data samples.npz --map taylor2",
         "linexport linearize model.pt2 -o linear.pt2 --data data:make --distil 500",
-        "linexport linearize llama/ -o linear.pt2 --data text.npz --auto --max-drop 0.02",
+        "linexport linearize gpt2/ -o near.pt2 --data t.npz --auto --max-drop 0.02",
     )

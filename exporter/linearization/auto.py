@@ -21,7 +21,7 @@ from linexport.linearization.confidence import CONFIDENCE, upper_bound
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.search import MARGIN, Choice, FormPoint, FormSearch, confirmed
-from linexport.linearization.search_candidates import find_candidates, measure_costs
+from linexport.linearization.search_candidates import find_candidates, known_form, measure_costs
 from linexport.linearization.search_record import SearchFile, digest_of, digest_of_module
 from linexport.linearization.task_loss import TaskLoss, TaskRows, find_task, with_labels
 from linexport.manifest.linearization_records import SearchPoint, SearchRecord
@@ -206,6 +206,7 @@ def find_forms(
     if not targets:
         why = "; ".join(f"{s.name}: {s.reason or 'its keys never change'}" for s in sites)
         raise UnsupportedModelError(f"No softmax attention can be replaced by a search. {why}")
+    maps = [known_form(name) for name in settings.maps]
     task = find_task(original, sites, parts.search)
     _check_rows(task, parts, settings.max_drop)
     lengths = list(settings.lengths or _lengths(loaded, targets))
@@ -215,7 +216,7 @@ def find_forms(
         advance(min(int(file.seconds), auto.seconds), text)
 
     say("candidates")
-    forms = find_candidates(original, targets, parts.fit, settings.maps, settings.options, seed)
+    forms = find_candidates(original, targets, parts.fit, maps, settings.options, seed)
     say("costs")
     candidates = measure_costs(
         targets, forms, lengths, settings.threads, file,

@@ -56,7 +56,8 @@ class MapConfig:
             return KEEP
         if given == "auto":
             raise UsageError(
-                "auto is not a map: a search chooses each layer's form, --auto --max-drop 0.02."
+                "auto is not a map. A search chooses the forms of layers: --auto in a shell, "
+                "auto=linexport.AutoSearch() in Python, with the drop that is allowed."
             )
         window, kind = split_name(given)
         return joined_name(window, feature_maps.find_map(kind.replace("-", "_")).kind)

@@ -110,7 +110,11 @@ def find_candidates(
         if not any(found.values()):
             for name in names:  # raises the reason
                 made_form(
-                    sites[0], _known(name), None, _options(config, name), samples[sites[0].index]
+                    sites[0],
+                    known_form(name),
+                    None,
+                    _options(config, name),
+                    samples[sites[0].index],
                 )
     else:
         found = {s.index: dict(_named(s, _usual(s), config, samples)) for s in sites}
@@ -195,7 +199,7 @@ def _named(
     site: Site, names: Sequence[str], config: MapConfig, samples: Mapping[int, SiteSamples]
 ) -> Iterator[tuple[str, KernelAttention]]:
     for given in names:
-        name = _known(given)
+        name = known_form(given)
         try:
             made = made_form(site, name, None, _options(config, name), samples[site.index])
         except UsageError as error:
@@ -204,7 +208,7 @@ def _named(
         yield name, made
 
 
-def _known(name: str) -> str:
+def known_form(name: str) -> str:
     """Return the name of a form with that of its map as registered.
 
     Raises:

@@ -253,7 +253,7 @@ def test_calibration_data_that_is_of_no_use_is_refused(data: Any, words: str) ->
     [
         ({"map": {"block.*": "favor+"}}, "No layer is called 'block..'; found blocks.0.attention"),
         ({"map": "favour+"}, "Did you mean 'favor+'"),
-        ({"map": "auto"}, "--auto --max-drop"),
+        ({"map": "auto"}, "auto is not a map"),
         ({"map": "taylor2", "features": 8}, "unknown key 'features'"),
         ({"map": "keep"}, "as it is"),
         ({"locality": -1.0}, "above 0"),
