@@ -19,7 +19,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -134,9 +134,9 @@ def point(
 
 def grid(
     loaded: LoadedModel, rows: Tensor, fresh: Tensor, costs: dict[str, AttentionCost], steps: int
-) -> list[Point]:
-    """Every form in the last layers, distilled."""
-    before, found = bits(loaded.module, fresh), []
+) -> Iterator[Point]:
+    """Yield a point for every form in the last layers, distilled."""
+    before = bits(loaded.module, fresh)
     for form in FORMS:
         for count in LAYERS:
             start = time.monotonic()
@@ -147,9 +147,7 @@ def grid(
             )
             seconds = time.monotonic() - start
             lost = bits(result.module, fresh) - before
-            found.append(point(result.report, seconds, lost, costs))
-            show(found[-1])
-    return found
+            yield point(result.report, seconds, lost, costs)
 
 
 def show(one: Point) -> None:
@@ -192,7 +190,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(result.report.verdict)
     best = point(result.report, seconds, lost, costs)
     show(best)
-    tried = grid(loaded, rows, fresh, costs, chosen.distil)
+    tried: list[Point] = []
+    found = {
+        "verdict": result.report.verdict,
+        "search": asdict(best),
+        "max_drop": chosen.max_drop,
+    }
+    for one in grid(loaded, rows, fresh, costs, chosen.distil):
+        tried.append(one)
+        show(one)
+        points = {"grid": [asdict(each) for each in tried], "load": round(os.getloadavg()[0], 1)}
+        measurement.write(chosen.json, {**found, **points})
     within = [one for one in tried if one.bound <= chosen.max_drop]
     better = [
         one
@@ -205,15 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(better)} of them cost less in time and bytes than the search's; the grid took "
         f"{spent:.0f} s, the search {seconds:.0f} s"
     )
-    found = {
-        "load": round(os.getloadavg()[0], 1),
-        "verdict": result.report.verdict,
-        "search": asdict(best),
-        "grid": [asdict(one) for one in tried],
-        "grid_seconds": spent,
-        "max_drop": chosen.max_drop,
-    }
-    measurement.write(chosen.json, found)
     return int(bool(better) or best.bound > chosen.max_drop)
 
 

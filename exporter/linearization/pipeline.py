@@ -167,8 +167,8 @@ def linearize(
         UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
         UnsupportedModelError: the module has no softmax attention or feed-forward layer that can be
             replaced.
-        ParityError: a denominator vanishes on the data, no map is within the budget, or the module
-            is not the same with nothing replaced.
+        ParityError: a denominator vanishes on the data, or the module is not the same with nothing
+            replaced.
     """
     if target_error is not None and feed_forward is None:
         raise UsageError("A target error is of feed-forward layers: name a form of these, too.")
