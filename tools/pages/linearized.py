@@ -70,6 +70,31 @@ def verdicts(result: Any) -> str:
     return f"{_loaded(result)}\n\n{table([*titles, 'agree'], rows)}"
 
 
+def search(result: Any) -> str:
+    """A search beside points chosen by hand."""
+    titles = ["forms of the layers", "found by", "seconds", "drop", "at most"]
+    titles += ["ms of attention, 8,192 tokens", "bytes of states"]
+    points = [("the search", result["search"]), *(("hand", one) for one in result["grid"])]
+    rows = [
+        [
+            ", ".join(f"`{form}`" for form in point["forms"]),
+            by,
+            f"{point['seconds']:.0f}",
+            f"{point['drop']:.4f}",
+            f"{point['bound']:.4f}",
+            f"{point['milliseconds']:,.0f}",
+            f"{point['state_bytes']:,}",
+        ]
+        for by, point in points
+    ]
+    seconds = sum(one["seconds"] for one in result["grid"])
+    told = (
+        f"Drops are in bits per token, on text that nothing was fitted to; {result['max_drop']:g} "
+        f"was allowed. All points by hand took {seconds:.0f} s."
+    )
+    return f"{_loaded(result)}\n\n{table(titles, rows)}\n\n{told}"
+
+
 def _judged(row: Any, rows: str) -> list[str]:
     """Both errors, and by how many standard errors the form's is the smaller."""
     errors = [f"{row[f'{rows}{key}']:.3f}" for key in ("error", "uniform_error")]

@@ -242,6 +242,7 @@ PARTS = {
         "language_model": _language_model,
         "linearize_digits": linearized.digits,
         "linearize_memory": linearized.memory,
+        "linearize_search": linearized.search,
         "linearize_verdicts": linearized.verdicts,
         "maps": _maps,
         "memory": stored.memory,
