@@ -26,8 +26,8 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport.plugins.cpu import library
 from linexport.plugins.cpu.library import FUSED_DOMAIN
 from linexport.plugins.ops.body import MICROSOFT
-from linexport.quantization.rewrite import INTEGER_ACTIVATIONS
 from linexport.targets.cpu_fusion.integer_products import OP
+from linexport.targets.runtime.options import INTEGER_ACTIVATIONS
 from linexport.timing.latency import Settings, interleaved
 
 FLOAT32 = "float32"

@@ -48,8 +48,9 @@ from linexport.quantization.quantisable import (
     find,
     floating_weights,
 )
-from linexport.quantization.rewrite import INTEGER_ACTIVATIONS, quantised_model
+from linexport.quantization.rewrite import quantised_model
 from linexport.targets.base import OrtSession
+from linexport.targets.runtime.options import INTEGER_ACTIVATIONS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.families import FOUR, TINY, save_model, wide

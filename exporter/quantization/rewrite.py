@@ -24,14 +24,7 @@ from linexport.quantization import expert_products, experts
 from linexport.quantization.block_quantisation import Quantised
 from linexport.quantization.input_order import InputOrders
 from linexport.quantization.quantisable import Use, Weight
-
-INTEGER_ACTIVATIONS = 4
-"""accuracy_level of MatMulNBits at which activations are rounded to int8, block by block. Without
-it ONNX Runtime, up to 1.32, has no fast kernel: 8-bit weights are then slower than float32."""
-
-
-FLOAT_ACTIVATIONS = 1
-"""accuracy_level at which they stay in float32."""
+from linexport.targets.runtime.options import FLOAT_ACTIVATIONS, INTEGER_ACTIVATIONS
 
 
 class WithValues(Protocol):

@@ -232,7 +232,8 @@ def test_text_that_is_not_there_is_missed_before_the_model_is_loaded(
     [
         (
             ("--weights", "int3"),
-            "--weights is 'int3'; expected one of float32, fp16, bf16, int8, int4, auto, keep.",
+            "--weights is 'int3'; expected one of float32, fp16, bf16, int8, int4, fp8, auto, "
+            "keep.",
         ),
         (("--max-kld", "0"), "--max-kld is 0.0; expected a positive number of nats."),
         (("--data", "nowhere.txt"), "--data nowhere.txt cannot be read"),
@@ -268,7 +269,7 @@ def test_what_is_quantised_already_is_refused(
 def test_an_artifact_for_another_target_is_refused(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="ort, onnx and ort-cuda; found target onnx27"):
+    with pytest.raises(UsageError, match="tensorrt-rtx and tensorrt; found target onnx27"):
         linexport.quantize(converted("small", target="onnx27"), tmp_path / "q")
 
 

@@ -18,13 +18,11 @@ from linexport.plugins.cpu.library import FUSED_DOMAIN
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.targets.cpu_fusion.groups import add_functions, drop_unused
 from linexport.targets.cpu_fusion.nodes import attributes
+from linexport.targets.runtime.options import INTEGER_ACTIVATIONS
 
 log = logging.getLogger(__name__)
 
 OP = "MatMulNBits"
-
-INTEGERS = 4
-"""accuracy_level at which activations are rounded to int8."""
 
 BITS = (4, 8)
 BLOCKS = (16, 32, 64, 128, 256)
@@ -71,7 +69,7 @@ def _fits(node: onnx.NodeProto, types: dict[str, int]) -> bool:
     settings = attributes(node)
     scales, zeros = node.input[SCALES], _input(node, ZERO_POINTS)
     return (
-        settings.get("accuracy_level") == INTEGERS
+        settings.get("accuracy_level") == INTEGER_ACTIVATIONS
         and settings.get("bits", BITS[0]) in BITS
         and settings["block_size"] in BLOCKS
         and types.get(scales) == TensorProto.FLOAT

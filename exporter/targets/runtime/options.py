@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
-FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+FLOAT_ACTIVATIONS, INTEGER_ACTIVATIONS = 1, 4
+"""accuracy_level of MatMulNBits: activations remain in float32, or are rounded to int8, block by
+block. Without the latter ONNX Runtime, up to 1.32, has no fast kernel: 8-bit weights are then
+slower than float32."""
+
+FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
 """Activations as they are where ONNX Runtime joins a product with a DequantizeLinear."""
 
 LOGITS_TO_KEEP = "logits_to_keep"
