@@ -36,7 +36,7 @@ Outputs = Callable[[Window], Iterator[Arrays]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class WindowPiece:
     """Tokens of a window that are run in one call.
 
     Attributes:
@@ -55,12 +55,12 @@ class Piece:
 
     @property
     def feeds(self) -> dict[str, NDArray]:
-        """What has a model compute these logits alone."""
+        """The input by which a model computes these logits alone."""
         every = self.kept == self.end - self.start
         return {LOGITS_TO_KEEP: np.array([0 if every else self.kept], np.int64)}
 
 
-def pieces(window: Window, vocabulary: int) -> list[Piece]:
+def pieces(window: Window, vocabulary: int) -> list[WindowPiece]:
     """Cut a window (T,) of a model of so many words."""
     kept = max(1, min(PIECE, LOGITS // vocabulary))
     first = PIECE
@@ -68,7 +68,7 @@ def pieces(window: Window, vocabulary: int) -> list[Piece]:
         first = int(np.random.default_rng(window[:DRAWN_BY]).integers(1, PIECE + 1))
     ends = [*range(first, len(window), PIECE), len(window)]
     starts = [0, *ends[:-1]]
-    return [Piece(a, b, min(kept, b - a)) for a, b in zip(starts, ends, strict=True)]
+    return [WindowPiece(a, b, min(kept, b - a)) for a, b in zip(starts, ends, strict=True)]
 
 
 def outputs_of(artifact: Artifact, language: LanguageInterface, run: Run) -> Outputs:

@@ -48,7 +48,7 @@ Places = Mapping[str, DeviceArray]
 
 @dataclass(frozen=True)
 class _Key:
-    """What makes calls the same.
+    """Properties that calls of one graph share.
 
     Attributes:
         host: names, shapes and types of inputs on the host, and the value of ``LOGITS_FROM``, which
@@ -190,7 +190,7 @@ def _options(number: int) -> object:
 
 
 def _key(inputs: Mapping[str, ArrayLike], following: Places) -> _Key | None:
-    """Return what makes calls the same; None where it is not worth a graph."""
+    """Return the properties of a call; None where it is not worth a graph."""
     host = {n: x for n, x in inputs.items() if not isinstance(x, DeviceArray)}
     if sum(x.nbytes for x in host.values()) > LARGEST:
         return None
