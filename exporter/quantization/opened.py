@@ -37,8 +37,6 @@ from linexport.system import memory
 from linexport.targets.base import uses_library
 from linexport.targets.runtime.options import FLOAT_PRODUCTS
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
-from linexport.targets.trt import profiles
-from linexport.targets.trt.precision import ELEMENTS, widen
 
 COLUMNS = 512
 """Rows of a sum of products that are added at once."""
@@ -81,6 +79,8 @@ class FloatModel:
                 )
             elif tensor.name in external:
                 tensor.CopyFrom(numpy_helper.from_array(external[tensor.name], tensor.name))
+        from linexport.targets.trt.precision import ELEMENTS, widen  # a CPU needs none of it
+
         lower = ELEMENTS.get(artifact.manifest.precision)
         if lower is None:
             return cls(artifact, graph, values, threads)
@@ -184,6 +184,8 @@ def beyond_profiles(manifest: manifests.Manifest) -> manifests.Manifest:
     """
     if targets.find_target(manifest.target).deploy is None or manifest.options is None:
         return manifest
+    from linexport.targets.trt import profiles
+
     named = parse(manifest.options.dims).keys()
     dims = {
         name: replace(d, max=None)

@@ -383,8 +383,9 @@ def test_a_report_has_the_same_elements_whatever_the_names(
     reader = _read(page.artifact_page(_named(sample_manifest, name)))
     assert reader.tags == _read(page.artifact_page(_named(sample_manifest, PLAIN))).tags
     shown = printable(name)
-    for part in ("description", "location", "warning", "reason"):
-        assert " ".join(f"{part}{shown}".split()) in " ".join(reader.text.split())
+    texts = [f"{part}{shown}" for part in ("location", "warning", "reason")]
+    for text in (*texts, SourceRecord("onnx", "", "0" * 64, f"description{name}").description):
+        assert " ".join(text.split()) in " ".join(reader.text.split())
     assert all(c.isprintable() or c in "\n" for c in reader.text)
     codes = [t for t in reader.texts if "np.zeros" in t]
     assert codes
