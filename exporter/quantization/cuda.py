@@ -24,14 +24,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.plugins.ops.body import MICROSOFT
+from linexport.plugins.ops.body import MICROSOFT, import_microsoft
 from linexport.quantization import expert_products
 from linexport.quantization.block_quantisation import Quantised
 from linexport.quantization.quantisable import Use, Weight
 from linexport.quantization.rewrite import (
     WithValues,
     first_columns,
-    import_microsoft,
     product,
     replaced_weights,
 )

@@ -19,7 +19,7 @@ from linexport.artifact.temporary import Arrays, Run
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.graph.segments import Segment, cut, rest, stand_in
 from linexport.quantization.opened import FloatModel
-from linexport.quantization.window_pieces import Window, pieces
+from linexport.quantization.window_pieces import Window, WindowPiece, cut_logits, in_pieces
 from linexport.system import memory
 
 PIECE = 512
@@ -129,26 +129,24 @@ class LayerChain:
                 kept = memory.memory_mapped(list(last.values()))
                 self._states[number] |= dict(zip(last, kept, strict=True))
 
-    def outputs(self, window: Window) -> Iterator[dict[str, NDArray]]:
-        """Yield the model's outputs for one of the compared sequences, a piece of it at a time.
+    def outputs(self, window: Window) -> Iterator[Arrays]:
+        """Return the model's outputs for one of the compared sequences, a piece of it at a time.
 
         States are those of the whole sequence, with the last piece.
         """
         number = self._measured + next(i for i, w in enumerate(self._compared) if w is window)
-        segment, name = self.segments[-1], self._language.logits
-        if self._head is None:
-            self._head = self._open(segment, name)
-        cut = pieces(window, self._language.vocabulary)
-        if not self._pasts:
-            logits = self._head(self._feeds(segment, number, 0, self._piece, {}))[name]
-            yield from ({name: logits[:, piece.positions]} for piece in cut)
-            return
-        state: dict[str, NDArray] = {}
-        for piece in cut:
+        segment = self.segments[-1]
+        head = self._head = self._head or self._open(segment, self._language.logits)
+
+        def call(piece: WindowPiece, state: Arrays) -> tuple[Arrays, Arrays]:
             feeds = self._feeds(segment, number, piece.start, piece.end - piece.start, state)
-            outputs = self._head({**feeds, **piece.feeds})
-            state = self._carried(outputs)
-            yield {**self._states[number], **outputs, name: outputs[name][:, -piece.kept :]}
+            outputs = head({**feeds, **piece.feeds})
+            return {**self._states[number], **outputs}, self._carried(outputs)
+
+        if self._pasts:
+            return in_pieces(window, self._language, call)
+        whole = head(self._feeds(segment, number, 0, self._piece, {}))
+        return cut_logits(window, self._language, whole)
 
     def _nothing(self) -> list[list[dict[str, NDArray]]]:
         """Return room for values inside a layer, of each piece of each sequence to measure on."""

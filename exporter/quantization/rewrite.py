@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.plugins.ops.body import MICROSOFT
+from linexport.plugins.ops.body import MICROSOFT, import_microsoft
 from linexport.quantization import expert_products, experts
 from linexport.quantization.block_quantisation import Quantised
 from linexport.quantization.input_order import InputOrders
@@ -54,12 +54,6 @@ def quantised_model(
     result = replaced_weights(model, chosen, _replacement, _initializers, _experts)
     import_microsoft(result)
     return result
-
-
-def import_microsoft(model: onnx.ModelProto) -> None:
-    """Let a model have ONNX Runtime's own operators."""
-    if all(o.domain != MICROSOFT for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
 
 ReplaceExperts = Callable[

@@ -4,7 +4,7 @@
 
 n is PIECE, all of them, unless there are so many words that these would be more than
 ``LOGITS`` numbers. Then pieces begin at a place that the window's tokens draw: each position is
-compared with the same probability.
+compared with the same probability, but for the last n of the window, which always are.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class WindowPiece:
         return {LOGITS_TO_KEEP: np.array([0 if every else self.kept], np.int64)}
 
 
+Call = Callable[[WindowPiece, Arrays], tuple[Arrays, Arrays]]
+"""Runs a piece from a state, of which the first one has none; returns all outputs and the state."""
+
+
 def pieces(window: Window, vocabulary: int) -> list[WindowPiece]:
     """Cut a window (T,) of a model of so many words."""
     kept = max(1, min(PIECE, LOGITS // vocabulary))
@@ -86,12 +90,12 @@ def outputs_of(artifact: Artifact, language: LanguageInterface, run: Run) -> Out
         return whole_outputs(artifact, language, run)
 
     def found(window: Window) -> Iterator[Arrays]:
-        state: dict[str, NDArray] = {}
-        for piece in pieces(window, language.vocabulary):
+        def call(piece: WindowPiece, state: Arrays) -> tuple[Arrays, Arrays]:
             tokens = artifact.feeds(window[None, piece.start : piece.end])
             outputs = run({**tokens, **piece.feeds, **state})
-            state = {past: outputs[present] for present, past in pasts.items()}
-            yield {**outputs, language.logits: outputs[language.logits][:, -piece.kept :]}
+            return outputs, {past: outputs[present] for present, past in pasts.items()}
+
+        return in_pieces(window, language, call)
 
     return found
 
@@ -106,8 +110,32 @@ def whole_outputs(artifact: Artifact, language: LanguageInterface, run: Run) -> 
     """
 
     def found(window: Window) -> Iterator[Arrays]:
-        logits = run(artifact.feeds(window[None]))[language.logits]
-        for piece in pieces(window, language.vocabulary):
-            yield {language.logits: logits[:, piece.positions]}
+        return cut_logits(window, language, run(artifact.feeds(window[None])))
 
     return found
+
+
+def in_pieces(window: Window, language: LanguageInterface, call: Call) -> Iterator[Arrays]:
+    """Yield the outputs of calls for the pieces of a window, with the logits that are compared.
+
+    Args:
+        window: tokens (T,).
+        language: names the logits.
+        call: runs a piece.
+    """
+    state: Arrays = {}
+    for piece in pieces(window, language.vocabulary):
+        outputs, state = call(piece, state)
+        yield {**outputs, language.logits: outputs[language.logits][:, -piece.kept :]}
+
+
+def cut_logits(window: Window, language: LanguageInterface, outputs: Arrays) -> Iterator[Arrays]:
+    """Yield the logits that are compared of each piece, from those of a whole window.
+
+    Args:
+        window: tokens (T,).
+        language: names the logits.
+        outputs: of the window, logits (1, T, V) among them.
+    """
+    for piece in pieces(window, language.vocabulary):
+        yield {language.logits: outputs[language.logits][:, piece.positions]}

@@ -25,6 +25,12 @@ MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators, always at version 1."""
 
 
+def import_microsoft(model: onnx.ModelProto) -> None:
+    """Let a model have ONNX Runtime's own operators."""
+    if all(opset.domain != MICROSOFT for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+
 class Body:
     """Nodes of one function body, or of one subgraph inside it.
 

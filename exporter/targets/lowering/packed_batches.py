@@ -21,7 +21,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph.states import State, find_states
 from linexport.manifest.records import TOKENS
 from linexport.plugins.ops import causal_conv_tokens, linear_attention
-from linexport.plugins.ops.body import MICROSOFT
+from linexport.plugins.ops.body import import_microsoft
 from linexport.plugins.ops.op import (
     DOMAIN,
     Lowering,
@@ -149,8 +149,7 @@ def packed(model: onnx.ModelProto, lowering: Callable[[Op, Node], Lowering]) -> 
     kept = [f for f in made.functions if (f.domain, f.name) not in replaced]
     del made.functions[:]
     made.functions.extend([*kept, *functions.values()])
-    if MICROSOFT not in {opset.domain for opset in made.opset_import}:
-        made.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    import_microsoft(made)
     rows.joined("input", _given(graph))
     rows.joined("output", graph.output)
     sizes = [f"{rows.batch} + 1"]

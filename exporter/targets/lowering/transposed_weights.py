@@ -15,8 +15,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from linexport.graph.walk import reads
+from linexport.plugins.ops.body import MICROSOFT, import_microsoft
 
-DOMAIN, OP = "com.microsoft", "FusedMatMul"
+OP = "FusedMatMul"
 
 SMALLEST = 2**20
 """Numbers of the smallest matrix that is worth it."""
@@ -37,13 +38,12 @@ def with_transposed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     tables = {graph.node[i].output[0]: graph.node[i].input[0] for i in found}
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in tables:
-            node.op_type, node.domain = OP, DOMAIN
+            node.op_type, node.domain = OP, MICROSOFT
             node.input[1] = tables[node.input[1]]
             node.attribute.append(helper.make_attribute("transB", 1))
     for index in reversed(found):
         del graph.node[index]
-    if DOMAIN not in {opset.domain for opset in changed.opset_import}:
-        changed.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    import_microsoft(changed)
     return changed
 
 
