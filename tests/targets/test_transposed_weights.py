@@ -84,6 +84,13 @@ def test_others_are_left_as_they_are(model: onnx.ModelProto) -> None:
     assert with_transposed_weights(model) is model
 
 
+def test_a_transpose_that_turns_nothing_is_left_as_it_is() -> None:
+    """Of a square matrix its product would be another one of the same shape."""
+    model = tied()
+    model.graph.node[1].attribute[0].ints[:] = [0, 1]
+    assert with_transposed_weights(model) is model
+
+
 def test_two_products_read_one_table() -> None:
     model = tied(helper.make_node("MatMul", ["x", "turned"], ["more"]))
     changed = with_transposed_weights(model)

@@ -66,6 +66,7 @@ def _transposes(graph: onnx.GraphProto) -> list[int]:
         for index, node in enumerate(graph.node)
         if node.op_type == "Transpose"
         and not node.domain
+        and all([*attribute.ints] == [1, 0] for attribute in node.attribute)
         and node.input[0] in stored
         and node.output[0] not in shown
         and all(_is_product(reader, node.output[0]) for reader in readers[node.output[0]])
