@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.model import Model
 from linexport.errors import UsageError
+from linexport.targets.runtime.appended_caches import beginning
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,5 @@ class PastSteps:
     def _before(self, step: _Step, state: Arrays) -> Arrays:
         found = dict(step.before)
         for name, length in step.lengths.items():
-            axis = self._model.states[name].growing_axis or 0
-            index = (slice(None),) * axis + (slice(0, length),)
-            found[name] = np.ascontiguousarray(np.asarray(state[name])[index])
+            found[name] = beginning(state[name], self._model.states[name].growing_axis or 0, length)
         return {name: found[name] for name in state}

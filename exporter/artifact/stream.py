@@ -24,6 +24,7 @@ from linexport.artifact.state_history import PastSteps
 from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import NonFiniteError, UsageError
 from linexport.manifest.records import BUFFER
+from linexport.targets.runtime.appended_caches import own_memory
 
 MOST_PENDING = 16
 """Tokens that may wait for the next step to be computed again; more would make it longer."""
@@ -271,7 +272,7 @@ class Stream:
                     "state to NaN or infinity. Call reset(rows=...) first."
                 )
             self._catch_up(self._history)
-            held = {name: np.asarray(values) for name, values in (self._state or {}).items()}
+            held = {name: own_memory(values) for name, values in (self._state or {}).items()}
             return StreamState(self._model.model_sha256, held)
 
     def restore(self, state: StreamState | str | Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # help lists the targets, and answers without these
     from linexport.graph.dims import DimRange
     from linexport.graph.external_data import ModelSource
     from linexport.targets.lowering.choice import Candidates
+    from linexport.targets.runtime.appended_caches import AppendedCaches
     from linexport.targets.runtime.device_memory import OrtMemory
 
 log = logging.getLogger(__name__)
@@ -312,6 +313,12 @@ class OrtSession:
             from linexport.targets.runtime.device_memory import OrtMemory
 
             self.memory = OrtMemory(self.inner, found.captures)
+        self._caches: AppendedCaches | None = None
+        if found.caches is not None:
+            from linexport.targets.runtime.appended_caches import AppendedCaches
+            from linexport.targets.runtime.device_memory import OrtMemory
+
+            self._caches = AppendedCaches(OrtMemory(self.inner), found.caches)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
         self.keeps_logits = any(i.name == LOGITS_FROM for i in self.inner.get_inputs())
@@ -319,8 +326,9 @@ class OrtSession:
     def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
         """See ``InferenceSession``; states that are on a device stay there."""
         complete = self._complete(inputs)
-        if self.memory is not None:
-            return self.memory.run(complete, {})
+        bound = self._caches or self.memory
+        if bound is not None:
+            return bound.run(complete, {})
         with watched() as options:
             values = self.inner.run(None, complete, options)
         return dict(zip(self.output_names, values, strict=True))
@@ -331,7 +339,7 @@ class OrtSession:
         """Run the model with some outputs written to arrays that are there; return the others."""
         from linexport.targets.runtime.device_memory import OrtMemory
 
-        bound = self.memory or OrtMemory(self.inner)
+        bound = self._caches or self.memory or OrtMemory(self.inner)
         return bound.run(self._complete(inputs), arrays)
 
     def _complete(self, inputs: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:

@@ -30,8 +30,12 @@ log = logging.getLogger(__name__)
 
 OP = "CachedAttention"
 
-MASK = 5
-"""Place of the mask among its inputs, int64 where the node has the attribute ``low``."""
+PASTS, PRESENTS = slice(3, 5), slice(1, 3)
+"""Places of the caches among its inputs and outputs."""
+
+MASK, CACHED = 5, 6
+"""Places among its inputs: of the mask, int64 where the node has the attribute ``low``, and of the
+tokens that caches hold, where these have memory for more; see ``cache_capacity``."""
 
 HEADS_FIRST = [0, 2, 1, 3]
 """Axes of (B, T, H, d) in their order in (B, H, T, d), and back."""

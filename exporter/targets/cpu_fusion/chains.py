@@ -22,8 +22,8 @@ from linexport.plugins.ops.op import name_overload
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.cpu_fusion import DOMAIN, MAX_TENSORS
 from linexport.targets.cpu_fusion import OP as PROGRAM
-from linexport.targets.cpu_fusion.cached_attention import MASK
-from linexport.targets.cpu_fusion.cached_attention import OP as CACHED
+from linexport.targets.cpu_fusion.cached_attention import CACHED, MASK
+from linexport.targets.cpu_fusion.cached_attention import OP as CACHED_ATTENTION
 from linexport.targets.cpu_fusion.convolutions import OP as CONVOLUTION
 from linexport.targets.cpu_fusion.exponentials import OP as EXPONENTIALS
 from linexport.targets.cpu_fusion.exponentials import inlined
@@ -47,7 +47,7 @@ MOST_PLACES = 64
 TYPES = {"tensor(bool)": TensorProto.BOOL, "tensor(int64)": TensorProto.INT64}
 """Types of an op's inputs that are not activations."""
 
-FUSED = {PROGRAM: (), CONVOLUTION: (), EXPONENTIALS: (6,), CACHED: ()}
+FUSED = {PROGRAM: (), CONVOLUTION: (), EXPONENTIALS: (6,), CACHED_ATTENTION: ()}
 """Ops made of several nodes, with those of their inputs that are conditions: others are float32."""
 
 SETTINGS = (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.STRING)
@@ -130,6 +130,8 @@ def _input_types(node: onnx.NodeProto) -> list[int] | None:
         others = dict.fromkeys(FUSED[node.op_type], TensorProto.BOOL)
         if "low" in attributes(node):  # which keys are seen
             others[MASK] = TensorProto.INT64
+        if node.op_type == CACHED_ATTENTION:
+            others[CACHED] = TensorProto.INT64
         return [others.get(i, TensorProto.FLOAT) for i in range(len(node.input))]
     if node.domain != op.DOMAIN or node.op_type not in library.OPS:
         return None

@@ -1,6 +1,7 @@
 """Opening a model in ONNX Runtime: by which provider, and by which library of ours.
 
-CPU         by the CPU library where that is requested and runs it, else by functions
+CPU         by the CPU library where that is requested and runs it, its calls appending to caches
+of keys and values; else by functions
 CUDA        nodes that carry kernels by the CUDA library, else by functions; with CUDA graphs
 where no state grows and all of the model can be captured, else without
 any other   by functions
@@ -12,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnxruntime
@@ -30,6 +31,9 @@ from linexport.targets.runtime import cuda_graphs, placement
 from linexport.targets.runtime.options import changed_graph, given
 from linexport.targets.runtime.providers import CPU, CUDA, PROVIDERS, Execution
 
+if TYPE_CHECKING:
+    from linexport.targets.cpu_fusion.cache_capacity import Caches
+
 log = logging.getLogger(__name__)
 
 Options = Callable[[], Any]
@@ -45,12 +49,14 @@ class Opened:
         native: whether a library of ours runs nodes of it.
         captures: whether it captures calls as CUDA graphs; see ``ort_graphs``.
         placement: what the execution provider runs; None for the CPU.
+        caches: that its calls append to; None where they make new ones.
     """
 
     inner: Any
     native: bool = False
     captures: bool = False
     placement: PlacementRecord | None = None
+    caches: Caches | None = None
 
 
 def opened(
@@ -97,8 +103,9 @@ def _by_cpu_library(
 ) -> Opened | None:
     if not cpu_library.register(options, threads):
         return None
-    changed = changed_graph(model, partial(_for_cpu_library, logits=logits))[0]
-    return Opened(_on_cpu(changed, options), native=True)
+    found: list[Caches] = []
+    changed = changed_graph(model, partial(_for_cpu_library, logits=logits, found=found))[0]
+    return Opened(_on_cpu(changed, options), native=True, caches=next(iter(found), None))
 
 
 def _keeping(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
@@ -109,13 +116,22 @@ def _for_cpu(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
     return with_transposed_weights(_keeping(model, logits))
 
 
-def _for_cpu_library(model: onnx.ModelProto, logits: str | None) -> onnx.ModelProto:
+def _for_cpu_library(
+    model: onnx.ModelProto, logits: str | None, found: list[Caches]
+) -> onnx.ModelProto:
+    """Return a model as the CPU library runs it; ``found`` gets the caches that calls append to."""
     from linexport.targets.cpu_fusion import with_programs
+    from linexport.targets.cpu_fusion.cache_capacity import find_caches, with_capacity
     from linexport.targets.cpu_fusion.chains import with_chains
     from linexport.targets.cpu_fusion.integer_products import with_integer_products
 
     cpu_library.check_nodes(model)
-    return with_integer_products(with_chains(with_programs(_for_cpu(model, logits))))
+    made = with_programs(_for_cpu(model, logits))
+    caches = find_caches(made)
+    if caches is not None:
+        made = with_capacity(made, caches)
+        found.append(caches)
+    return with_integer_products(with_chains(made))
 
 
 def _on_provider(

@@ -3,6 +3,7 @@
 #include "cached_attention.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "division.h"
 
@@ -12,7 +13,7 @@
 namespace linexport {
 namespace {
 
-enum Input { kQuery, kKey, kValue, kPastKey, kPastValue, kMask };
+enum Input { kQuery, kKey, kValue, kPastKey, kPastValue, kMask, kPastLength };
 
 void expect(bool holds, const char* what) {
   if (!holds) throw Error(std::string("CachedAttention: ") + what);
@@ -26,8 +27,8 @@ class CachedAttentionKernel : public Kernel {
   void compute(Context& call) const override {
     CachedAttention a = read(call);
     a.output = call.output(0, {a.batch, a.queries, a.query_heads * a.d_v}).out<float>();
-    a.present_key = call.output(1, {a.batch, a.heads, a.keys(), a.d_k}).out<float>();
-    a.present_value = call.output(2, {a.batch, a.heads, a.keys(), a.d_v}).out<float>();
+    a.present_key = call.output(1, {a.batch, a.heads, a.capacity, a.d_k}).out<float>();
+    a.present_value = call.output(2, {a.batch, a.heads, a.capacity, a.d_v}).out<float>();
     const int64_t products = a.streams() * a.rows() * a.keys() * (a.d_k + a.d_v);
     if (a.rows() <= kFew) {
       // What few rows take is the time to read keys and values, and to write them.
@@ -49,19 +50,29 @@ class CachedAttentionKernel : public Kernel {
     expect(past_key.rank == 4 && past_value.rank == 4, "past_key and past_value have no four dimensions");
     CachedAttention a;
     a.scale = scale_;
-    a.batch = query.dims[0], a.queries = query.dims[1], a.heads = past_key.dims[1], a.past = past_key.dims[2];
+    a.batch = query.dims[0], a.queries = query.dims[1], a.heads = past_key.dims[1];
+    read_lengths(past_key.dims[2], call.input(kPastLength), a);
     a.d_k = past_key.dims[3], a.d_v = past_value.dims[3];
     expect(a.heads > 0 && a.d_k > 0 && a.d_v > 0, "past_key or past_value have no heads or channels");
     expect(query.dims[2] > 0 && query.dims[2] % (a.heads * a.d_k) == 0, "query has no multiple of the heads of past_key");
     a.query_heads = query.dims[2] / a.d_k;
     expect(key.has_shape({a.batch, a.queries, a.heads * a.d_k}), "key has a wrong shape");
     expect(value.has_shape({a.batch, a.queries, a.heads * a.d_v}), "value has a wrong shape");
-    expect(past_key.has_shape({a.batch, a.heads, a.past, a.d_k}), "past_key has a wrong shape");
-    expect(past_value.has_shape({a.batch, a.heads, a.past, a.d_v}), "past_value has a wrong shape");
+    expect(past_key.has_shape({a.batch, a.heads, a.past_capacity, a.d_k}), "past_key has a wrong shape");
+    expect(past_value.has_shape({a.batch, a.heads, a.past_capacity, a.d_v}), "past_value has a wrong shape");
     a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>();
     a.past_key = past_key.in<float>(), a.past_value = past_value.in<float>();
     read_mask(call.input(kMask), a);
     return a;
+  }
+
+  // Caches are as long as what they hold, or both have memory for more tokens than that.
+  static void read_lengths(int64_t rows, const Tensor& length, CachedAttention& a) {
+    a.past = a.past_capacity = rows, a.capacity = rows + a.queries;
+    if (length.type == kUndefined) return;
+    expect(length.type == kInt64 && length.has_shape({1}), "past_length is not one integer");
+    a.past = length.in<int64_t>()[0], a.capacity = rows;
+    expect(a.past >= 0 && a.past <= rows - a.queries, "past_length and the tokens do not fit into the caches");
   }
 
   // Of floats, what is added to the scores; of integers, which keys may be seen, by the queries not before them.
@@ -90,7 +101,8 @@ const Registered registered({"CachedAttention",
                               {"value", kFloat},
                               {"past_key", kFloat},
                               {"past_value", kFloat},
-                              {"mask", kUndefined}},
+                              {"mask", kUndefined},
+                              {"past_length", kInt64, true}},
                              {{"output", kFloat}, {"present_key", kFloat}, {"present_value", kFloat}},
                              make<CachedAttentionKernel>,
                              kFusedDomain});
