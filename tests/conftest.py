@@ -88,6 +88,17 @@ def model(converted: Callable[..., Path]) -> Artifact:
     return linexport.load(converted("language_model"), threads=1)
 
 
+@pytest.fixture
+def host_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The execution provider ``host``: the CPU's, with states held as on a GPU, in host memory."""
+    from linexport.manifest.placement import ORT_CPU
+    from linexport.targets.runtime import providers
+
+    stand_in = providers.Provider(ORT_CPU, "onnxruntime", keeps_logits=True)
+    monkeypatch.setattr(providers, "NAMES", (*providers.NAMES, "host"))
+    monkeypatch.setitem(providers.PROVIDERS, "host", stand_in)
+
+
 @pytest.fixture(scope="session")
 def another(converted: Callable[..., Path]) -> Artifact:
     """A language model of the sizes of ``model`` with other weights."""

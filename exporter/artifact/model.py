@@ -59,6 +59,16 @@ class Model:
         """Tokens of a call at most; None where nothing bounds them."""
         return self.manifest.dims[self.token_axis.dim].max
 
+    def longest_piece(self, tokens: int, rows: int = 1, held: int = 0) -> int:
+        """Return how many tokens of a prompt each call takes.
+
+        Args:
+            tokens: of the prompt.
+            rows: of the batch.
+            held: tokens before it.
+        """
+        return tokens if self.longest is None else min(tokens, self.longest)
+
     def initial_state(self, batch: int = 1) -> Arrays:
         """Return the states that begin sequences, by input name; growing ones have no length."""
         return {name: s.start(batch) for name, s in self.states.items()}

@@ -160,6 +160,11 @@ class Stream:
             )
         return outputs
 
+    def pieces(self, tokens: np.ndarray) -> list[np.ndarray]:
+        """Return the token ids of a prompt, (T,) int64, in pieces that a call each takes."""
+        piece = self._model.longest_piece(len(tokens))
+        return np.split(tokens, range(piece, len(tokens), piece))
+
     def rewind(self, tokens: int) -> None:
         """Go back so many tokens: the next step goes on from there.
 

@@ -139,7 +139,7 @@ class LocalComputing:
             return
         limits = self._limits
         cache = None if language is None else self._cache(metrics)
-        pool = Pool(self.artifact, slots=limits.slots, chunk=limits.chunk, cache=cache)
+        pool = Pool(self.artifact, slots=limits.slots, chunk=limits.chunk or None, cache=cache)
         engine = Engine(
             pool, queue=limits.queue, idle=limits.idle_seconds, after_step=self._outbox.flush
         )

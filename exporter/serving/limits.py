@@ -26,7 +26,11 @@ class Limits:
     slots: int = _limit(16, Panel.SEQUENCES, "Sequences that are advanced together.")
     queue: int = _limit(64, Panel.REQUESTS, "Requests that may wait for a slot; others get 429.", 0)
     chunk: int = _limit(
-        64, Panel.SEQUENCES, "Tokens of a prompt that are computed between two steps of others."
+        0,
+        Panel.SEQUENCES,
+        "Tokens of a prompt that are computed between two steps of others; 0 for 64, and on a GPU "
+        "for as many as take no longer.",
+        0,
     )
     max_body: int = _limit(4 * 2**20, Panel.REQUESTS, "Bytes of a request's body.")
     max_answer: int = _limit(

@@ -32,6 +32,7 @@ from linexport.errors import (
 )
 from linexport.manifest.records import BUFFER
 from linexport.serving.call_time import in_time
+from linexport.serving.chunk import measured_chunk
 from linexport.serving.layout import Layout
 from linexport.serving.prefix_cache import PrefixCache
 from linexport.serving.prompts import Prompts
@@ -43,9 +44,6 @@ log = logging.getLogger(__name__)
 Outcome = Arrays | LinexportError
 """Outputs by name, or the error that ended the sequence of a session."""
 
-CHUNK = 64
-"""Tokens of a prompt in one call."""
-
 
 class Pool:
     """Up to ``slots`` sessions on one artifact.
@@ -55,7 +53,8 @@ class Pool:
     Args:
         model: an artifact that streams.
         slots: number of sessions that may be open at a time.
-        chunk: tokens of a prompt that one call takes; fewer delay the other sessions less.
+        chunk: tokens of a prompt that one call takes; fewer delay the other sessions less. None for
+            64, and on a GPU for as many as take no longer, which is measured.
         cache: states after prefixes of prompts, to go on from and to add to.
 
     Raises:
@@ -68,7 +67,7 @@ class Pool:
         model: Artifact,
         *,
         slots: int = 16,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
         if not model.states:
@@ -81,13 +80,14 @@ class Pool:
                 "Use streams: linexport.load(...).stream()."
             )
         for name, value in (("slots", slots), ("chunk", chunk)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; expected 1 or more.")
         self.model, self.slots = model, slots
         prompts = None if cache is None else Prompts(model, cache)
         self._layout = Layout(model)
         self._store = Store(model, self._layout, slots)
-        self._chunk = min(chunk, self._layout.longest or chunk)
+        size = measured_chunk(model) if chunk is None else chunk
+        self._chunk = min(size, self._layout.longest or size)
         self._slots = Slots(model, slots, self._store, prompts)
         self._advancing = threading.Lock()
 

@@ -17,23 +17,17 @@ import onnxruntime
 import pytest
 
 import linexport
-from linexport.manifest.placement import ORT_CPU
-from linexport.targets.runtime import cuda_graphs, providers
+from linexport.targets.runtime import cuda_graphs
 from linexport.targets.runtime.device_array import DeviceArray
 from linexport.targets.runtime.device_memory import OrtMemory
 from linexport.targets.runtime.options import LOGITS_FROM
-from linexport.targets.runtime.providers import Provider
 from tests.support import device_scenarios
 
 pytestmark = pytest.mark.usefixtures("one_thread", "host")
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "NAMES", (*providers.NAMES, "host"))
-    monkeypatch.setitem(
-        providers.PROVIDERS, "host", Provider(ORT_CPU, "onnxruntime", keeps_logits=True)
-    )
+def host(host_provider: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_scenarios, "mark", lambda name: None)
 
 

@@ -5,7 +5,7 @@
     else                           prompts of one length
 
 A row that has ended is fed padding, so that its state does not change. Prompts longer than a call
-of the model are fed in pieces.
+of the model, or than its memory allows, are fed in pieces.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class Batch:
         return self._in_pieces(self._stream, feeds)
 
     def _in_pieces(self, stream: Stream, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Feed tokens in calls as long as the model takes; return the logits after the last."""
-        axis, most = self._model.token_axis, self._model.longest
+        """Feed tokens in pieces; return the logits after the last."""
+        axis, ids = self._model.token_axis, feeds[self._interface.tokens]
         length = axis.length(feeds)
         # What belongs to images is not by token.
-        piece = length if most is None or self._given else min(most, length)
+        piece = length if self._given else self._model.longest_piece(length, len(ids))
         for start in range(0, length, piece):
             outputs = stream.step(axis.cut(feeds, start, start + piece), logits_to_keep=1)
         logits: np.ndarray = outputs[self._interface.logits][:, -1]

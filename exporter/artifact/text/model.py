@@ -20,11 +20,14 @@ from linexport.artifact.text.embedding import EmbeddedTexts, TextVectors, Vector
 from linexport.artifact.text.generating import GenerationRequest
 from linexport.artifact.text.generation_config import generation_defaults
 from linexport.artifact.text.language_interface import Prompt, language_interface
+from linexport.artifact.text.prompt_pieces import LEAST, PromptPieces
 from linexport.artifact.text.speculation import Draft, PredictorDraft, StreamDraft, speculative
 from linexport.artifact.text.template import chat_prompt
 from linexport.artifact.text.tokenizer import find_tokenizer
 from linexport.errors import UsageError
+from linexport.manifest import MODEL
 from linexport.manifest.records import FileRecord
+from linexport.sources.onnx_file.skeleton import skeleton
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,24 @@ class TextModel(Model):
 
     @abstractmethod
     def stream(self, *, finite: bool = True, history: int = 0) -> Stream: ...
+
+    @cached_property
+    def _pieces(self) -> PromptPieces:
+        """The lengths of pieces of prompts."""
+        logits = language_interface(self.manifest).logits
+        keeps = getattr(self._session, "keeps_logits", False)
+        return PromptPieces(
+            self.manifest,
+            [*self.states.values()],
+            self.token_axis.dim,
+            skeleton(self.path / MODEL),
+            logits if keeps else None,
+        )
+
+    def longest_piece(self, tokens: int, rows: int = 1, held: int = 0) -> int:
+        """See ``Model``; values inside a call take ``prompt_pieces.LARGEST`` bytes at most."""
+        most = super().longest_piece(tokens, rows, held)
+        return most if most <= LEAST else min(most, self._pieces.longest(tokens, rows, held))
 
     def draft(self, tokens: int = 4) -> StreamDraft:
         """Return this model as the draft of a larger one with the same tokens, for ``generate``.

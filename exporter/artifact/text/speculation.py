@@ -127,7 +127,9 @@ class StreamDraft(Draft):
         self._stream.rewind(len(self._fed) - common)
         self._fed[common:] = text[common:]
         found: list[int] = []
-        piece = np.asarray(text[common:], np.int64)
+        *before, piece = self._stream.pieces(np.asarray(text[common:], np.int64))
+        for part in before:
+            self._stream.verify(part, known=len(part))
         while True:
             found.append(self._stream.verify(piece, known=len(piece)).tokens[-1])
             if len(found) == self._most:
@@ -185,9 +187,11 @@ class PredictorDraft(Draft):
 
 def speculative(stream: Stream, prompt: np.ndarray, text: TextRow, draft: Draft) -> Iterator[int]:
     """Yield the tokens after a prompt, (T,) int64, as ``continuations`` does."""
-    read, known = prompt.tolist(), prompt
-    most, begun = PROPOSED, False
+    read, most, begun = prompt.tolist(), PROPOSED, False
     draft.begin()
+    *before, known = stream.pieces(prompt)
+    for piece in before:
+        draft.read(stream.verify(piece, known=len(piece)).hidden)
     while not text.ended:
         # The prompt is a call of its own: what is wrong after it is not worth computing it again.
         proposals = draft.propose(read)[:most] if begun else []
