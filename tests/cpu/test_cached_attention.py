@@ -66,6 +66,8 @@ def check(got: list[np.ndarray], sizes: Sizes, x: Arrays) -> None:
 )
 @example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "each", 2)
 @example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "seen", 2)
+@example((8, 2), 64, 40, False, True, 0.125, 2, 2, 1300, LOW, "seen", 3)
+@example((3, 1), 20, 20, False, True, 1.0, 1, 3, 1021, -np.inf, "each", 4)
 def test_equals_oracle(
     heads: tuple[int, int],
     d_k: int,
@@ -111,13 +113,14 @@ def test_keys_that_no_query_sees(length: int) -> None:
     check(on_library(fused(sizes))(x), sizes, x)
 
 
+@pytest.mark.parametrize("past", [30, 600])
 @pytest.mark.parametrize("length", [1, 100])
-def test_no_weight_is_no_number(length: int) -> None:
+def test_no_weight_is_no_number(length: int, past: int) -> None:
     """As of Softmax: where every score is -infinity, or one is no number."""
-    x = draw(PLAIN, 1, length, 30, LOW)
+    x = draw(PLAIN, 1, length, past, LOW)
     x["mask"][0, :, 0] = -np.inf
     assert np.isnan(on_library(fused(PLAIN))(x)[0][0, 0]).all()
-    x = draw(PLAIN, 1, length, 30, LOW)
+    x = draw(PLAIN, 1, length, past, LOW)
     x["mask"][0, :, 0, :] = 0
     x["past_key"][0, 0, 3] = np.nan
     got = on_library(fused(PLAIN))(x)[0][0, 0].reshape(2, 2, 6)
@@ -125,16 +128,17 @@ def test_no_weight_is_no_number(length: int) -> None:
     assert np.isfinite(got[1]).all()
 
 
+@pytest.mark.parametrize("past", [300, 900])
 @pytest.mark.parametrize("length", [3, 100])
-def test_scores_that_grow_and_fall_with_every_key(length: int) -> None:
+def test_scores_that_grow_and_fall_with_every_key(length: int, past: int) -> None:
     """Maxima change in every block of keys, by more than a float's exponent holds."""
     sizes = replace(PLAIN, scale=1.0)
     for order in (1, -1):
-        x = draw(sizes, 1, length, 300, 0.0)
+        x = draw(sizes, 1, length, past, 0.0)
         x["query"] = np.full_like(x["query"], 1.0)
         x["key"][:] = 0
         x["past_key"] = np.zeros_like(x["past_key"])
-        x["past_key"][:, :, :, 0] = np.linspace(-300, 300, 300, dtype=np.float32)[::order]
+        x["past_key"][:, :, :, 0] = np.linspace(-300, 300, past, dtype=np.float32)[::order]
         check(on_library(fused(sizes))(x), sizes, x)
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "division.h"
 
@@ -30,12 +31,7 @@ class CachedAttentionKernel : public Kernel {
     a.present_key = call.output(1, {a.batch, a.heads, a.capacity, a.d_k}).out<float>();
     a.present_value = call.output(2, {a.batch, a.heads, a.capacity, a.d_v}).out<float>();
     const int64_t products = a.streams() * a.rows() * a.keys() * (a.d_k + a.d_v);
-    if (a.rows() <= kFew) {
-      // What few rows take is the time to read keys and values, and to write them.
-      const Division division(a.streams(), 1, products + kMoved * a.streams() * a.keys() * (a.d_k + a.d_v), threads_);
-      const auto run = [&](const Part& part) { DISPATCH(run_few(a, part, memory(DISPATCH(few_floats(a))))); };
-      return division.run(call, run, Subnormals::kKept);
-    }
+    if (a.rows() <= kFew) return attend_few(call, a, products);
     Division(a.streams(), 1, kMoved * a.streams() * a.keys() * (a.d_k + a.d_v), threads_)
         .run(call, [&](const Part& part) { DISPATCH(append_all(a, part)); }, Subnormals::kKept);
     const auto run = [&](const Part& part) { DISPATCH(run_blocks(a, part, memory(DISPATCH(block_floats(a))))); };
@@ -43,6 +39,17 @@ class CachedAttentionKernel : public Kernel {
   }
 
  private:
+  // What few rows take is the time to read keys and values, and to write them.
+  void attend_few(const Context& call, const CachedAttention& a, int64_t products) const {
+    static thread_local std::vector<float> kept;
+    float* partial = aligned(kept, DISPATCH(sums_floats(a)));
+    const int64_t panels = DISPATCH(few_panels(a));
+    const auto run = [&](const Part& part) { DISPATCH(run_few(a, part, memory(DISPATCH(few_floats(a))), partial)); };
+    Division(a.streams(), panels, products + kMoved * a.streams() * a.keys() * (a.d_k + a.d_v), threads_)
+        .run(call, run, Subnormals::kKept);
+    if (panels > 1) DISPATCH(join_few(a, {0, a.streams(), 0, 1}, partial));
+  }
+
   CachedAttention read(const Context& call) const {
     const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
     const Tensor past_key = call.input(kPastKey), past_value = call.input(kPastValue);

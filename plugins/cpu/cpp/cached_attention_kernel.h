@@ -2,8 +2,9 @@
 //
 //   a_rs = scale q_r . k_s + mask_rs,  m_r = max_s a_rs,  o_r = (sum over s of exp(a_rs - m_r) v_s) / (sum over s of exp(a_rs - m_r))
 //
-// Few rows take their scores with all keys first, while keys and values are added to what is there: each is met once.
-// Of many rows a block at a time passes over blocks of keys. Included per instruction set.
+// Few rows take their scores with a panel of keys first, while keys and values are added to what is there: each is met once.
+// Panels are of one size, whatever the threads, and are summed in their order. Of many rows a block at a time passes over
+// blocks of keys. Included per instruction set.
 
 #include "softmax_rows.h"
 
@@ -148,45 +149,99 @@ INLINE void by_few(int64_t rows, const Work& work) {
   for (; r < rows; ++r) work(r, std::integral_constant<int, 1>());
 }
 
-static int64_t few_floats(const CachedAttention& a) { return room(a, a.rows(), a.keys()).floats; }
+constexpr int64_t kFewKeys = 512;  // of a panel
 
-static void run_few(const CachedAttention& a, const Part& part, float* memory) {
-  const int64_t rows = a.rows(), keys = a.keys();
-  const Room at = room(a, rows, keys);
-  float *scores = memory + at.scores, *sums = memory + at.sums;
+static int64_t few_panels(const CachedAttention& a) { return (a.keys() + kFewKeys - 1) / kFewKeys; }
+static int64_t few_floats(const CachedAttention& a) { return room(a, a.rows(), kFewKeys).floats; }
+
+// What a panel of a stream's keys makes of the rows: sums of values, maxima and denominators.
+struct PanelSums {
+  float *sums, *maximum, *total;
+
+  static int64_t floats(const CachedAttention& a) { return a.rows() * (padded_to(a.d_v, kPanel) + 2); }
+  PanelSums(const CachedAttention& a, float* partial, int64_t stream, int64_t panel)
+      : sums(partial + (stream * few_panels(a) + panel) * floats(a)),
+        maximum(sums + a.rows() * padded_to(a.d_v, kPanel)),
+        total(maximum + a.rows()) {}
+};
+
+static int64_t sums_floats(const CachedAttention& a) { return a.streams() * few_panels(a) * PanelSums::floats(a); }
+
+// The outputs of a stream, of what its panels made.
+static void join_few(const CachedAttention& a, int64_t stream, float* partial) {
+  const int64_t columns = padded_to(a.d_v, kPanel), panels = few_panels(a);
+  const PanelSums first(a, partial, stream, 0);
+  for (int64_t r = 0; r < a.rows(); ++r) {
+    float largest = -INFINITY;
+    for (int64_t p = 0; p < panels; ++p) largest = std::max(largest, PanelSums(a, partial, stream, p).maximum[r]);
+    float* sums = first.sums + r * columns;
+    float total = 0;
+    for (int64_t p = 0; p < panels; ++p) {
+      const PanelSums own(a, partial, stream, p);
+      const float factor = own.maximum[r] == -INFINITY ? 0 : exponential(all(own.maximum[r] - largest))[0];
+      total += own.total[r] * factor;
+      for (int64_t i = 0; i < columns; i += kLanes) {
+        const Vector more = load(own.sums + r * columns + i) * factor;
+        store(sums + i, p == 0 ? more : load(sums + i) + more);
+      }
+    }
+    store_output(Query(a, stream, r % a.group(), r / a.group()), sums, total);
+  }
+}
+
+static void join_few(const CachedAttention& a, const Part& part, float* partial) {
+  for (int64_t stream = part.first_stream; stream < part.last_stream; ++stream) join_few(a, stream, partial);
+}
+
+// What the keys first ... first + count - 1 of a stream make of its rows, whose queries are in memory.
+static void run_panel(const CachedAttention& a, int64_t stream, int64_t first, int64_t count, const Mask* masks, const Room& at,
+                      float* memory, const PanelSums& made) {
+  const int64_t rows = a.rows();
+  float* scores = memory + at.scores;
+  const float* key = a.present_key + stream * a.capacity * a.d_k;
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const int64_t left = count - k, own = std::min<int64_t>(left, kLanes);
+    append_keys(a, stream, first + k, own);
+    touch(key + (first + k) * a.d_k, own * a.d_k);
+    by_few(rows, [&](int64_t row, auto few) {
+      score_few<few>(memory + at.query + row * at.width, at, key + (first + k) * a.d_k, a.d_k, left, [&](int r, Vector products) {
+        store(scores + (row + r) * at.stride + k, products + masks[row + r].at(first + k, left));
+      });
+    });
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* own = scores + r * at.stride;
+    Vector top = all(-INFINITY);
+    for (int64_t k = 0; k < count; k += kLanes) top = larger(load(own + k), top);
+    made.maximum[r] = largest(top);
+    made.total[r] = exponentiate(own, count, made.maximum[r]);
+  }
+  std::memset(made.sums, 0, rows * at.columns * sizeof(float));
+  const float* value = a.present_value + stream * a.capacity * a.d_v;
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const int64_t own = std::min<int64_t>(count - k, kLanes);
+    append_values(a, stream, first + k, own);
+    touch(value + (first + k) * a.d_v, own * a.d_v);
+    const float* values = whole_panels(a, value + (first + k) * a.d_v, own, at, memory + at.values);
+    by_few(rows, [&](int64_t row, auto few) {
+      add_few<few>(made.sums + row * at.columns, scores + row * at.stride + k, at, own, values);
+    });
+  }
+}
+
+static void run_few(const CachedAttention& a, const Part& part, float* memory, float* partial) {
+  const Room at = room(a, a.rows(), kFewKeys);
   for (int64_t stream = part.first_stream; stream < part.last_stream; ++stream) {
-    const auto query = [&](int64_t r) { return Query(a, stream, r % a.group(), r / a.group()); };
     Mask masks[kFew];
-    for (int64_t r = 0; r < rows; ++r) masks[r] = query(r).mask(), load_query(query(r), memory + at.query + r * at.width);
-    const float* key = a.present_key + stream * a.capacity * a.d_k;
-    for (int64_t k = 0; k < keys; k += kLanes) {
-      const int64_t left = keys - k;
-      append_keys(a, stream, k, std::min<int64_t>(left, kLanes));
-      touch(key + k * a.d_k, std::min<int64_t>(left, kLanes) * a.d_k);
-      by_few(rows, [&](int64_t first, auto few) {
-        score_few<few>(memory + at.query + first * at.width, at, key + k * a.d_k, a.d_k, left, [&](int r, Vector products) {
-          store(scores + (first + r) * at.stride + k, products + masks[first + r].at(k, left));
-        });
-      });
+    for (int64_t r = 0; r < a.rows(); ++r) {
+      const Query query(a, stream, r % a.group(), r / a.group());
+      masks[r] = query.mask(), load_query(query, memory + at.query + r * at.width);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      float* own = scores + r * at.stride;
-      Vector top = all(-INFINITY);
-      for (int64_t k = 0; k < keys; k += kLanes) top = larger(load(own + k), top);
-      memory[at.total + r] = exponentiate(own, keys, largest(top));
+    for (int64_t panel = part.first_panel; panel < part.last_panel; ++panel) {
+      const int64_t first = panel * kFewKeys, count = std::min(a.keys() - first, kFewKeys);
+      run_panel(a, stream, first, count, masks, at, memory, PanelSums(a, partial, stream, panel));
     }
-    std::memset(sums, 0, rows * at.columns * sizeof(float));
-    const float* value = a.present_value + stream * a.capacity * a.d_v;
-    for (int64_t k = 0; k < keys; k += kLanes) {
-      const int64_t count = std::min<int64_t>(keys - k, kLanes);
-      append_values(a, stream, k, count);
-      touch(value + k * a.d_v, count * a.d_v);
-      const float* values = whole_panels(a, value + k * a.d_v, count, at, memory + at.values);
-      by_few(rows, [&](int64_t first, auto few) {
-        add_few<few>(sums + first * at.columns, scores + first * at.stride + k, at, count, values);
-      });
-    }
-    for (int64_t r = 0; r < rows; ++r) store_output(query(r), sums + r * at.columns, memory[at.total + r]);
+    if (few_panels(a) == 1) join_few(a, stream, partial);
   }
 }
 
