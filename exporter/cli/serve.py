@@ -88,6 +88,8 @@ def serve(
             echo("Vectors of texts: /v1/embeddings, and /v2.", err=True)
         elif service.language is None:
             echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
+        elif model.manifest.vision is not None and service.images is None:
+            echo(f"No images: {service.why_no_images}", fg="yellow", err=True)
         if not address.local and address.token is None:
             echo(
                 f"Warning: whoever reaches {host} may use this server; give it a --token-file.",

@@ -9,7 +9,7 @@ sum of powers of the length does not exceed: scores of all pairs of tokens, for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import log2
 
@@ -18,23 +18,32 @@ import onnx
 
 from linexport.graph.footprint import Footprint
 from linexport.manifest import Manifest
+from linexport.manifest.records import InputRecord
 
 log = logging.getLogger(__name__)
 
 
 class CallMemory:
-    """The memory of calls of an artifact.
+    """The memory of calls of a model of an artifact.
 
     Args:
-        manifest: of it.
-        graph: of its model.
+        inputs: of the model.
+        batch: names of the dimensions that are rows.
+        graph: of the model.
     """
 
-    def __init__(self, manifest: Manifest, graph: onnx.ModelProto) -> None:
-        self._shapes = {i.name: i.shape for i in manifest.inputs}
-        self._batch = {name for name, dim in manifest.dims.items() if dim.batch}
+    def __init__(
+        self, inputs: Sequence[InputRecord], batch: Collection[str], graph: onnx.ModelProto
+    ) -> None:
+        self._shapes = {i.name: i.shape for i in inputs}
+        self._batch = batch
         self._footprint = Footprint(graph)
         self._row = cache(self._counted)
+
+    @classmethod
+    def of_model(cls, manifest: Manifest, graph: onnx.ModelProto) -> CallMemory:
+        """Return that of the model of an artifact, whose manifest and graph are given."""
+        return cls(manifest.inputs, {n for n, dim in manifest.dims.items() if dim.batch}, graph)
 
     def bytes(self, feeds: Mapping[str, np.ndarray]) -> int:
         """Return the bytes of a call with these inputs."""

@@ -22,7 +22,7 @@ from linexport.artifact.text.sampling import log_probabilities
 from linexport.artifact.text.stops import StopStrings, stop_rules
 from linexport.artifact.text.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
-from linexport.serving.engine import Engine
+from linexport.serving.engine import Engine, StoppedError
 from linexport.serving.metrics import Metrics, Pace
 from linexport.serving.session import Session
 from linexport.serving.task import Feeds
@@ -78,7 +78,7 @@ class Completion:
         self._writer, self._settings, self._beginning = writer, settings, beginning
         self._channel, self._index = channel, index
         self._written = list(beginning.written)
-        self._unfed = list(beginning.unfed)
+        self._unfed, self._images = list(beginning.unfed), beginning.images
         sampling = replace(settings.sampling, seed=settings.sampling.seed + index)
         self._choose = sampling.chooser(beginning.tokens, skip=len(self._written))
         self._decode = writer.tokenizer.decoder()
@@ -115,8 +115,9 @@ class Completion:
     def begin(self) -> Feeds | None:
         """Return what the model has not seen; of a text whose prompt is done, the first token."""
         if self._first is None:
-            return self._feeds(self._unfed)
-        self._unfed = []
+            given = {} if self._images is None else self._images.feeds(len(self._unfed))
+            return {**self._feeds(self._unfed), **given}
+        self._unfed, self._images = [], None
         return self._next(self._first, self.state)
 
     def receive(self, outputs: Feeds, session: Session) -> Feeds | None:
@@ -127,7 +128,7 @@ class Completion:
         if not self._cached and session.cached:
             self._cached = session.cached
             self._writer.metrics.cached_tokens.inc(self._cached)
-        self._unfed = []
+        self._unfed, self._images = [], None
         if self._siblings:
             self._fork(session.state(), logits)
         following = self._next(logits, session.state)
@@ -139,7 +140,13 @@ class Completion:
         self._channel.fail(error)
 
     def park(self, session: Session | None) -> None:
-        """End with what is needed to go on: all tokens that the state does not have."""
+        """End with what is needed to go on: all tokens that the state does not have.
+
+        Raises:
+            StoppedError: the state does not have all images, which are not parked.
+        """
+        if self._images is not None:
+            raise StoppedError("The server is shutting down: send the images to the next one.")
         if session is None:  # it has not begun, or has the first token yet to choose
             self._finish("parked", self._beginning)
             return
@@ -209,6 +216,7 @@ class Completion:
             unfed=tuple(self._unfed),
             written=tuple(self._written),
             seen=tuple(sorted(begun.tokens)),
+            images=None,
         )
 
     def _finish(self, reason: Reason, beginning: Beginning | None) -> None:

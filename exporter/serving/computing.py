@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from linexport.artifact import Artifact
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.text.language_interface import language_interface
 from linexport.errors import UsageError
 from linexport.serving.call_time import in_time
@@ -73,6 +76,10 @@ class Computing(Protocol):
 
     async def run(self, feeds: Feeds) -> Outputs:
         """Run whole sequences from the beginning."""
+        ...
+
+    async def image_inputs(self, ids: np.ndarray, images: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the vision tower; see ``Artifact.image_inputs``."""
         ...
 
     async def piece(self, feeds: Feeds, name: str, starts: bool, ends: bool) -> Outputs:
@@ -174,6 +181,11 @@ class LocalComputing:
         async with self._turn():
             with in_time():
                 return await asyncio.to_thread(self.artifact.run, feeds)
+
+    async def image_inputs(self, ids: np.ndarray, images: Mapping[str, np.ndarray]) -> Arrays:
+        async with self._turn():
+            with in_time():
+                return await asyncio.to_thread(self.artifact.image_inputs, ids, images)
 
     async def piece(self, feeds: Feeds, name: str, starts: bool, ends: bool) -> Outputs:
         if starts:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
+from linexport.artifact.opened_folder import OpenedFolder
 from linexport.artifact.text.generation_config import GenerationDefaults, generation_defaults
 from linexport.artifact.text.language_interface import language_interface
 from linexport.artifact.text.template import ChatTemplate, find_template, special_tokens
@@ -19,30 +17,9 @@ from linexport.artifact.text.tokenizer import (
     find_tokenizer,
 )
 from linexport.errors import UsageError
-from linexport.manifest import Manifest
-from linexport.manifest.records import FileRecord
 from linexport.serving.limits import LONGEST_STOP, STOPS
 
 log = logging.getLogger(__name__)
-
-
-class OpenedFolder(Protocol):
-    """An artifact's folder, opened to run or not.
-
-    Attributes:
-        path: the folder.
-        manifest: of it.
-        verified: files whose digests held, by name.
-    """
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    @property
-    def verified(self) -> Mapping[str, FileRecord]: ...
 
 
 @dataclass(frozen=True)

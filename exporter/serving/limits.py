@@ -32,7 +32,9 @@ class Limits:
         "for as many as take no longer.",
         0,
     )
-    max_body: int = _limit(4 * 2**20, Panel.REQUESTS, "Bytes of a request's body.")
+    max_body: int = _limit(
+        4 * 2**20, Panel.REQUESTS, "Bytes of a request's body, its images in base64 among them."
+    )
     max_answer: int = _limit(
         32 * 2**20,
         Panel.REQUESTS,
@@ -41,7 +43,13 @@ class Limits:
     memory_mib: int = _limit(
         512, Panel.REQUESTS, "MiB of all requests that are read, computed and answered."
     )
-    max_prompt: int = _limit(32_768, Panel.SEQUENCES, "Tokens of a prompt.")
+    max_prompt: int = _limit(32_768, Panel.SEQUENCES, "Tokens of a prompt, of images as well.")
+    max_images: int = _limit(16, Panel.SEQUENCES, "Images of a prompt; 0 takes none.", 0)
+    max_pixels: int = _limit(
+        2**24,
+        Panel.SEQUENCES,
+        "Pixels of the images of a prompt together, read from their headers before any is decoded.",
+    )
     max_tokens: int = _limit(4_096, Panel.SEQUENCES, "Tokens of a text that is written.")
     idle_seconds: int = _limit(
         300, Panel.SEQUENCES, "Seconds that a sequence of /v2 is kept without a request."

@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from linexport.artifact.opened_folder import OpenedFolder
 from linexport.artifact.text.embedding import TextVectors
 from linexport.artifact.text.encoder import TooManyTokensError
 from linexport.artifact.text.language_interface import language_interface
+from linexport.artifact.text.picture_reader import Admit
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest import MODEL
 from linexport.serving.call_memory import CallMemory
 from linexport.serving.computing import Computing, TextEvents
-from linexport.serving.language import Language, OpenedFolder
+from linexport.serving.images import PromptImages
+from linexport.serving.language import Language
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
+from linexport.serving.prompt_length import ContextLengthError, too_long
 from linexport.serving.text import Beginning, Order, TextSettings
 from linexport.sources.onnx_file.skeleton import skeleton
-
-
-class ContextLengthError(UsageError):
-    """A prompt with more tokens than the model, or the server, takes."""
 
 
 class Service:
@@ -40,6 +40,8 @@ class Service:
         why_no_text: the reason for that.
         vectors: None where the artifact gives no vectors of texts.
         why_no_vectors: the reason for that.
+        images: None where prompts have no images.
+        why_no_images: the reason for that.
         parking: None where nothing is parked.
         memory: of calls of the model.
 
@@ -59,7 +61,7 @@ class Service:
         self.manifest, self.name, self.limits = source.manifest, name, limits
         self.computing = computing
         self.metrics = Metrics()
-        self.memory = CallMemory(source.manifest, skeleton(source.path / MODEL))
+        self.memory = CallMemory.of_model(source.manifest, skeleton(source.path / MODEL))
         self.parking = None if park is None else Parking(park, limits.park_mib * 2**20)
         self.ready, self.why_no_text = False, ""
         self.language: Language | None = None
@@ -73,6 +75,12 @@ class Service:
             self.vectors = TextVectors(source.manifest, source.path, source.verified)
         except LinexportError as error:
             self.why_no_vectors = str(error)
+        self.images: PromptImages | None = None
+        self.why_no_images = ""
+        try:
+            self.images = PromptImages(source, computing, limits.max_pixels)
+        except LinexportError as error:
+            self.why_no_images = str(error)
 
     def start(self) -> None:
         """Begin to take requests, in the event loop."""
@@ -89,6 +97,8 @@ class Service:
         await self.stop()
         if self.language is not None and self.language.template is not None:
             await self.language.template.close()
+        if self.images is not None:
+            await self.images.close()
 
     def fitted(self, beginning: Beginning, requested: int | None, default: int) -> int:
         """Return how many tokens a text may have.
@@ -134,6 +144,21 @@ class Service:
         unfed = (*start.unfed, *prompt)
         language_interface(self.manifest).checked(unfed)
         return replace(start, unfed=unfed, prompt_tokens=start.prompt_tokens + len(prompt))
+
+    async def with_images(
+        self, beginning: Beginning, pictures: Sequence[bytes], admit: Admit
+    ) -> Beginning:
+        """Return where a text begins whose prompt has images.
+
+        Args:
+            beginning: at the prompt, with one image token for each picture.
+            pictures: contents of files.
+            admit: see ``PromptImages.inputs``, as for errors.
+        """
+        assert self.images is not None
+        most = self.limits.max_prompt
+        prompt, inputs = await self.images.inputs(beginning.unfed, pictures, most, admit)
+        return replace(beginning, unfed=(*prompt,), prompt_tokens=len(prompt), images=inputs)
 
     def write(self, order: Order, overflow: Callable[[], None]) -> TextEvents:
         """Let texts of a prompt be written; see ``Computing.write``.
@@ -182,11 +207,6 @@ class Service:
                 f"{self.limits.max_prompt} and {self.limits.max_tokens}."
             )
         return text, text.beginning(state)
-
-
-def too_long(count: int, most: int) -> str:
-    """Return in words that a prompt is longer than a server takes."""
-    return f"The prompt has {count} tokens; this server takes at most {most}."
 
 
 def new_seed() -> int:

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from linexport.artifact import StreamState
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.text.sampling import Sampling
 
 Reason = Literal["stop", "length", "parked"]
@@ -37,6 +40,26 @@ class TextSettings:
     park: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class ImageInputs:
+    """Inputs of the model for images among tokens, in addition to the tokens.
+
+    Attributes:
+        arrays: by name, (1, T, ...), for the first T tokens of those that the model has yet to see.
+    """
+
+    arrays: Arrays
+
+    def feeds(self, tokens: int) -> Arrays:
+        """Return them for so many tokens: behind the first T these have no images, which is 0."""
+        return {
+            name: np.pad(
+                values, [(0, 0), (0, tokens - values.shape[1])] + [(0, 0)] * (values.ndim - 2)
+            )
+            for name, values in self.arrays.items()
+        }
+
+
 @dataclass(frozen=True)
 class Beginning:
     """Where a text begins.
@@ -47,6 +70,7 @@ class Beginning:
         state: after the tokens before ``unfed``; None where there are none.
         written: tokens of the text so far; the last of them may be in ``unfed``.
         seen: which tokens there are before ``unfed``, each once.
+        images: inputs of the images in ``unfed``; None where there are none.
     """
 
     unfed: tuple[int, ...]
@@ -54,6 +78,7 @@ class Beginning:
     state: StreamState | None = None
     written: tuple[int, ...] = ()
     seen: tuple[int, ...] = ()
+    images: ImageInputs | None = None
 
     @property
     def tokens(self) -> frozenset[int]:

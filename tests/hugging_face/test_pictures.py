@@ -23,7 +23,14 @@ import torch
 import transformers
 
 import linexport
-from linexport.artifact.text import image_processor
+from linexport.artifact.text import image_processor, picture_process
+from linexport.artifact.text.picture import (
+    FORMATS,
+    MOST_PIXELS,
+    MOST_SCANS,
+    TILE_SIZE,
+    read_picture,
+)
 from linexport.artifact.text.tokenizer import Files
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
@@ -354,23 +361,23 @@ def test_a_missing_library_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(EnvironmentProblemError, match=r"pip install '\.\[images\]'"):
-        image_processor.read_picture(files[0])
+        read_picture(files[0])
 
 
 def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     made, settings = image.new("RGB", (3, 2)), image.Exif()
     settings[0x0112] = 6
     made.save(tmp_path / "turned.jpg", exif=settings)
-    assert image_processor.read_picture(tmp_path / "turned.jpg").size == (2, 3)
+    assert read_picture(tmp_path / "turned.jpg").size == (2, 3)
 
 
-@pytest.mark.parametrize("form", image_processor.FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_pictures_of_usual_formats_are_read_whatever_they_are_called(
     form: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "picture.dat"
     image.new("RGB", (3, 2), (255, 0, 0)).save(path, form)
-    assert image_processor.read_picture(path).size == (3, 2)
+    assert read_picture(path).size == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.eps", "a.png"])
@@ -382,7 +389,7 @@ def test_a_picture_that_is_a_program_is_not_run(
     image.new("RGB", (3, 2)).save(path, "EPS")
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(a))
     with pytest.raises(UsageError, match="cannot be read as an image"):
-        image_processor.read_picture(path)
+        read_picture(path)
     assert not started
 
 
@@ -395,7 +402,7 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(
     assert path.stat().st_size < 100_000
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
     with pytest.raises(UsageError, match=r"9000 x 9000 pixels; at most 33,554,432 are decoded"):
-        image_processor.read_picture(path)
+        read_picture(path)
 
 
 def tiff(*tags: tuple[int, int], data: bytes = b"", order: str = "<") -> bytes:
@@ -410,7 +417,7 @@ def tiled(*sizes: int, compression: int = 8, **of_file: Any) -> bytes:
     """A grey picture of 16 x 16 pixels in tiles of these sizes: once, or twice."""
     plain = {256: 16, 257: 16, 258: 8, 259: compression, 262: 1, 277: 1}
     data = bytes(256) if compression == 1 else zlib.compress(bytes(2**20))
-    tiles = [(tag, size) for size in sizes for tag in image_processor.TILE_SIZE]
+    tiles = [(tag, size) for size in sizes for tag in TILE_SIZE]
     return tiff(*plain.items(), *tiles, (324, 300), (325, len(data)), data=data, **of_file)
 
 
@@ -420,13 +427,46 @@ def test_tiles_of_a_picture_are_pixels_as_well(order: str, tmp_path: Path) -> No
     path = tmp_path / "tiled.tif"
     path.write_bytes(tiled(40_000, order=order))
     with pytest.raises(UsageError, match="40000 x 40000 pixels"):
-        image_processor.read_picture(path)
+        read_picture(path)
     for sizes in [(40_000, 16), (16, 40_000)]:
         path.write_bytes(tiled(*sizes, order=order))
         with pytest.raises(UsageError, match="the size of its tiles is not clear"):
-            image_processor.read_picture(path)
+            read_picture(path)
     path.write_bytes(tiled(16, compression=1, order=order))
-    assert image_processor.read_picture(path).size == (16, 16)
+    assert read_picture(path).size == (16, 16)
+
+
+class Wire:
+    """Standard input and output of the process that prepares pictures."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: bytes) -> None:
+        self._out = io.BytesIO()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=self._out))
+        monkeypatch.setattr(picture_process, "allow", lambda seconds: None)
+
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self._out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("given", [b"no\n", b""])
+def test_nothing_is_decoded_before_its_memory_is_counted(
+    given: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO()
+    image.new("1", (5000, 3000)).save(content, "PNG")
+    wire = Wire(monkeypatch, given)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    processor: Any = None
+    with pytest.raises(picture_process.DroppedError):
+        picture_process.answer(processor, [content.getvalue()] * 2, 30_000_000)
+    assert wire.lines() == [{"pixels": 30_000_000}]
+    with pytest.raises(UsageError, match="have 30,000,000 pixels together; this server reads at"):
+        picture_process.answer(processor, [content.getvalue()] * 2, 29_999_999)
+    tiles = [tiled(4_000), tiled(4_000)]  # 16 x 16 pixels, decoded as tiles of sixteen million
+    with pytest.raises(UsageError, match="have 32,000,000 pixels together"):
+        picture_process.answer(processor, tiles, 29_999_999)
+    assert wire.lines() == [{"pixels": 30_000_000}]
 
 
 OTHERS = {
@@ -446,11 +486,11 @@ def test_a_jpeg_file_of_many_scans_is_not_decoded(form: str, tmp_path: Path) -> 
     found = content.getvalue()
     end, own = found.index(b"\xff\xd9"), found.count(b"\xff\xda")
     last = found[found.rindex(b"\xff\xda", 0, end) : end]
-    path.write_bytes(found[:end] + last * (image_processor.MOST_SCANS - own) + found[end:])
-    assert image_processor.read_picture(path).size == (64, 64)
-    path.write_bytes(found[:end] + last * (image_processor.MOST_SCANS - own + 1) + found[end:])
+    path.write_bytes(found[:end] + last * (MOST_SCANS - own) + found[end:])
+    assert read_picture(path).size == (64, 64)
+    path.write_bytes(found[:end] + last * (MOST_SCANS - own + 1) + found[end:])
     with pytest.raises(UsageError, match="has 101 scans; at most 100"):
-        image_processor.read_picture(path)
+        read_picture(path)
 
 
 @pytest.mark.parametrize("form", OTHERS)
@@ -465,11 +505,11 @@ def test_pictures_of_other_formats_are_not_tried(
     image.init()
     tried = []
     for name, (_, accept) in image.OPEN.items():
-        if name not in image_processor.FORMATS:
+        if name not in FORMATS:
             known = (lambda *_, name=name: tried.append(name), accept)
             monkeypatch.setitem(image.OPEN, name, known)
     with pytest.raises(UsageError, match="cannot be read as an image"):
-        image_processor.read_picture(path)
+        read_picture(path)
     assert not tried
 
 
@@ -477,7 +517,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from PIL import ImageOps, WebPImagePlugin
-from linexport.artifact.text.image_processor import read_picture
+from linexport.artifact.text.picture import read_picture
 most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = most()
 read_picture(Path(sys.argv[1]))
@@ -487,7 +527,7 @@ print((most() - before) // 1024)
 
 def test_the_largest_picture_takes_some_hundred_mebibytes(tmp_path: Path) -> None:
     """A WEBP file of 120 kB took 1,283 MiB, within the limit of pixels."""
-    size = (8192, image_processor.MOST_PIXELS // 8192)
+    size = (8192, MOST_PIXELS // 8192)
     image.new("RGB", size).save(tmp_path / "large.webp")
     command = [sys.executable, "-W", "error", "-c", MEASURE, str(tmp_path / "large.webp")]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -499,4 +539,4 @@ def test_a_picture_that_is_refused_has_no_warning_of_its_library(tmp_path: Path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UsageError, match="10000 x 9000 pixels"):
-            image_processor.read_picture(tmp_path / "large.png")
+            read_picture(tmp_path / "large.png")

@@ -297,7 +297,7 @@ def test_values_inside_a_graph_are_counted_before_a_call(
     server: Served, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of 160 kB compared 20,000 tokens with each other: 3.2 GB, answered by 1 kB."""
-    memory = CallMemory(model.manifest, parser.parse_model(SCORES))
+    memory = CallMemory.of_model(model.manifest, parser.parse_model(SCORES))
     monkeypatch.setattr(server.service, "memory", memory)
     called: list[int] = []
     monkeypatch.setattr(
@@ -317,7 +317,9 @@ def test_values_inside_a_graph_are_counted_before_a_call(
 def test_memory_between_two_lengths_is_not_less_than_it_is(model: Artifact, length: int) -> None:
     graph = parser.parse_model(SCORES)
     exact = 3 * Footprint(graph).at({"batch": 1, "seq": length})
-    found = CallMemory(model.manifest, graph).bytes({"tokens": np.ones((3, length), np.int64)})
+    found = CallMemory.of_model(model.manifest, graph).bytes(
+        {"tokens": np.ones((3, length), np.int64)}
+    )
     assert 0.999 * exact <= found <= 1.1 * exact + 10_000
 
 

@@ -235,13 +235,31 @@ def test_a_message_without_content_is_refused(client: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "http://127.0.0.1:9/a.png"])
-def test_an_image_is_refused_by_name_and_not_fetched(client: Any, url: str) -> None:
+def test_an_image_is_refused_and_not_fetched(client: Any, url: str) -> None:
+    """By a model of text alone; tests/serving/test_images.py has one that takes images."""
     parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
-    with pytest.raises(openai.BadRequestError, match=r"type image_url; .* text alone") as caught:
+    with pytest.raises(
+        openai.BadRequestError, match=r"No images here: .*takes text alone"
+    ) as caught:
         client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=1
         )
-    assert caught.value.param == "messages.0.content" and "images=..." in caught.value.message
+    assert (caught.value.param, caught.value.code) == ("messages", "no_images")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "input_audio", "input_audio": {}}, "input_audio; this server reads text and"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "content"),
+        ({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}, "content"),
+    ],
+)
+def test_other_parts_of_a_message_are_refused(client: Any, part: Any, message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": [part]}], max_tokens=1
+        )
 
 
 def test_neutral_fields_of_openai_are_taken(client: Any) -> None:

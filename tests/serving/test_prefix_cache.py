@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import linexport
 from linexport.artifact import Artifact, StreamState
 from linexport.errors import UsageError
+from linexport.manifest.records import InputRecord
 from linexport.serving import Pool, PrefixCache, Session, prefix_cache
+from linexport.serving.prompts import Prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,6 +45,44 @@ def answer(pool: Pool, prompt: np.ndarray, count: int = 5) -> tuple[int, list[An
         last(pool, session)
         session.remember()
     return cached, written
+
+
+IMAGES = (
+    InputRecord("ids", "int64", ("batch", "seq")),
+    InputRecord("mask", "int64", ("batch", "seq"), 1),
+    InputRecord("embeds", "float32", ("batch", "seq", 3), 0),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 2**31), st.data())
+def test_tokens_of_images_are_known_by_all_their_inputs(
+    taken: list[bool], seed: int, drawn: st.DataObject
+) -> None:
+    """A changed number of an image changes what stands for its token and for images after it."""
+    prompts = Prompts.__new__(Prompts)
+    prompts._tokens, prompts._inputs = "ids", {i.name: i for i in IMAGES}
+    random, count = np.random.default_rng(seed), len(taken)
+    feeds = {
+        "ids": random.integers(64, size=(1, count)),
+        "mask": np.ones((1, count), np.int64),
+        "embeds": (random.standard_normal((1, count, 3)) * np.array(taken)[:, None]).astype("f4"),
+    }
+    found = prompts.ids(feeds)
+    assert found is not None
+    np.testing.assert_array_equal(found < 0, taken)
+    np.testing.assert_array_equal(found[found >= 0], feeds["ids"][0][found >= 0])
+    np.testing.assert_array_equal(found, prompts.ids({n: v.copy() for n, v in feeds.items()}))
+    place, embeds = drawn.draw(st.integers(0, count - 1)), feeds["embeds"].copy()
+    embeds[0, place, drawn.draw(st.integers(0, 2))] += 1
+    changed = prompts.ids({**feeds, "embeds": embeds})
+    here = np.arange(count) == place
+    assert changed is not None
+    np.testing.assert_array_equal(
+        changed != found, here | (np.array(taken) & (np.arange(count) > place))
+    )
+    prompts._inputs["scale"] = InputRecord("scale", "float32", ("batch",), 1)
+    assert prompts.ids({**feeds, "scale": np.zeros(1, np.float32)}) is None
 
 
 def test_the_same_prompt_again_is_computed_from_before_its_last_token(model: Artifact) -> None:

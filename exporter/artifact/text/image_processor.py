@@ -11,26 +11,26 @@ fetched.
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from linexport.artifact.opened_folder import OpenedFolder
 from linexport.artifact.staging import temporary_folder
 from linexport.artifact.text.images import PROCESSED, images_of, tokens_of, vision_of
 from linexport.artifact.text.language_interface import language_interface
+from linexport.artifact.text.picture import EXTRA, read_picture
 from linexport.artifact.text.tokenizer import MODEL_CONFIG, find_tokenizer, read_file, read_json
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.file_names import LANGUAGE_FILES, PROCESSOR_FILES
-from linexport.system.install import pip_install_here
+from linexport.manifest.records import VisionRecord
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from linexport.artifact.text.model import TextModel
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
 """Model types whose pictures are runs of image tokens, and nothing between them."""
@@ -38,29 +38,41 @@ FAMILIES = ("qwen3_5", "qwen3_5_moe")
 TILED = ("lfm2_vl",)
 """Model types whose processor cuts pictures into tiles."""
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats of pictures that are read, by their content, whatever a file is called."""
 
-MOST_PIXELS = 2**25
-"""Pixels of a picture, from a file of any size: 128 MiB once it is decoded, and four times that
-while WEBP is."""
+@dataclass(frozen=True)
+class Prepared:
+    """Pictures as a model takes them.
 
-MOST_SCANS = 100
-"""Scans of a JPEG file, each of which goes over all pixels: a progressive one has about ten. It is
-the limit of libtiff for the same in its files."""
+    Attributes:
+        images: arrays of the processor, by name, as ``images_of`` reads them.
+        tokens: that stand where each picture is; None where these are image tokens alone.
+    """
 
-START_OF_SCAN = b"\xff\xda"
-"""Its marker; data of a picture never have these bytes."""
+    images: dict[str, np.ndarray]
+    tokens: list[list[int]] | None
 
-TILE_SIZE = (322, 323)
-"""Tags of TIFF: width and height of a tile, which may be larger than the picture."""
+    def placed(self, vision: VisionRecord, ids: Sequence[int]) -> list[int]:
+        """Return a prompt with the tokens of its pictures.
 
-EXTRA = pip_install_here("images")
+        Args:
+            vision: of the model.
+            ids: with one image token for each picture.
+
+        Raises:
+            UsageError: an image whose grid is not that of its patches.
+        """
+        tokens = self.tokens
+        if tokens is None:
+            counts = tokens_of(vision, images_of(self.images))
+            tokens = [[vision.image_token] * count for count in counts]
+        left = iter(tokens)
+        spread = (next(left) if i == vision.image_token else [i] for i in ids)
+        return [token for part in spread for token in part]
 
 
 def with_pictures(
-    model: TextModel, ids: Sequence[int], paths: Sequence[Path]
-) -> tuple[list[int], dict[str, Any]]:
+    model: OpenedFolder, ids: Sequence[int], paths: Sequence[Path]
+) -> tuple[list[int], dict[str, np.ndarray]]:
     """Return the prompt with the tokens of its pictures, and the pictures for ``generate``.
 
     Args:
@@ -74,7 +86,22 @@ def with_pictures(
             image tokens.
         EnvironmentProblemError: Pillow, transformers or torchvision is not installed.
     """
-    vision = vision_of(model.manifest, model.path)
+    family = check_pictures(model)
+    check_count(model, ids, len(paths))
+    pictures = [read_picture(path) for path in paths]
+    with processor_folder(model, family) as folder:
+        prepared = ImageProcessor(folder, family, str(model.path)).prepared(pictures)
+    return prepared.placed(vision_of(model.manifest, model.path), ids), prepared.images
+
+
+def check_pictures(model: OpenedFolder) -> str:
+    """Check that pictures can be prepared for a model; returns its family.
+
+    Raises:
+        UsageError: the model has no vision tower, is of another family, or lacks the files of its
+            processor.
+    """
+    vision_of(model.manifest, model.path)
     family = read_json(model.path / MODEL_CONFIG, model.verified).get("model_type")
     if family not in (*FAMILIES, *TILED):
         raise UsageError(
@@ -83,133 +110,116 @@ def with_pictures(
             "Call the model's processor in Python and give what it returns to "
             "linexport.load(...).generate(..., images=...)."
         )
+    if not any((model.path / name).is_file() for name in PROCESSOR_FILES):
+        raise UsageError(
+            f"{model.path} has no image processor: expected {' or '.join(PROCESSOR_FILES)}. "
+            "Convert a model folder that holds one."
+        )
+    return str(family)
+
+
+def check_count(model: OpenedFolder, ids: Sequence[int], images: int) -> None:
+    """Check that a prompt has one image token for each image.
+
+    Raises:
+        UsageError: it has other numbers of them.
+    """
+    vision = vision_of(model.manifest, model.path)
     found = sum(token == vision.image_token for token in ids)
-    if found != len(paths):
+    if found != images:
         vocabulary = language_interface(model.manifest).vocabulary
         tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
         raise UsageError(
-            f"The prompt has {found} image tokens for {len(paths)} images. Write "
+            f"The prompt has {found} image tokens for {images} images. Write "
             f"{tokenizer.token_text(vision.image_token)} where an image is, with what the model "
             "expects around it, or have its chat template do so: --chat."
         )
-    pictures = [read_picture(path) for path in paths]
-    if family in TILED:
-        parts, images = _tiles(model, pictures)
-    else:
-        images = _processed(model, pictures)
-        parts = [[vision.image_token] * n for n in tokens_of(vision, images_of(images))]
-    left = iter(parts)
-    spread = (next(left) if i == vision.image_token else [i] for i in ids)
-    return [token for part in spread for token in part], images
-
-
-def read_picture(path: Path) -> Image:
-    """Return a picture in RGB, turned as its camera says.
-
-    Raises:
-        UsageError: it cannot be read, is not in a supported format, or is too large.
-        EnvironmentProblemError: Pillow is not installed.
-    """
-    try:
-        from PIL import Image, ImageOps
-        from PIL.JpegImagePlugin import JpegImageFile
-    except ImportError:
-        raise EnvironmentProblemError(f"Reading {path} needs Pillow: {EXTRA}.") from None
-    try:
-        # Others are programs, as PostScript is, which Pillow gives to an interpreter.
-        with _without_warnings(), Image.open(path, formats=FORMATS) as picture:
-            for width, height in (picture.size, _tile(path, picture)):  # nothing is decoded yet
-                if width * height > MOST_PIXELS:
-                    raise UsageError(
-                        f"{path} has {width} x {height} pixels; at most {MOST_PIXELS:,} are "
-                        "decoded. Scale it down."
-                    )
-            # A file of several pictures has the format MPO, and its first is decoded as JPEG is.
-            if isinstance(picture, JpegImageFile) and (scans := _scans(path)) > MOST_SCANS:
-                raise UsageError(
-                    f"{path} has {scans} scans; at most {MOST_SCANS} are decoded. Save it again."
-                )
-            ImageOps.exif_transpose(picture, in_place=True)
-            return picture if picture.mode == "RGB" else picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(
-            f"{path} cannot be read as an image: {error}. Expected one of {', '.join(FORMATS)}."
-        ) from None
-
-
-def _scans(path: Path) -> int:
-    """Return the number of scans of a JPEG file, those of its thumbnails among them."""
-    with path.open("rb") as file:
-        found, last = 0, b""
-        while part := file.read(2**20):
-            found += (last + part).count(START_OF_SCAN)
-            last = part[-1:]
-    return found
-
-
-def _tile(path: Path, picture: Image) -> tuple[int, int]:
-    """Return the size of the tiles of a TIFF file, which are decoded whole; (1, 1) without.
-
-    Raises:
-        ValueError: the size is not a number, or may be listed twice: libraries differ in which of
-            the two they take.
-    """
-    tags: Mapping[int, object] = getattr(picture, "tag_v2", {})
-    if picture.format != "TIFF" or not any(tag in tags for tag in TILE_SIZE):
-        return 1, 1
-    width, height = (tags.get(tag) for tag in TILE_SIZE)
-    if not isinstance(width, int) or not isinstance(height, int) or _entries(path) != len(tags):
-        raise ValueError("the size of its tiles is not clear")
-    return width, height
-
-
-def _entries(path: Path) -> int:
-    """Return how many entries the first directory of a TIFF file has."""
-    with path.open("rb") as file:
-        head = file.read(16)
-        order: Literal["little", "big"] = "little" if head.startswith(b"II") else "big"
-        large = 43 in head[2:4]
-        start, counted = (head[8:16], 8) if large else (head[4:8], 2)
-        file.seek(int.from_bytes(start, order))
-        return int.from_bytes(file.read(counted), order)
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Leave out Pillow's warnings, of pictures that are refused here or of damaged details."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def processor_folder(model: OpenedFolder, family: str) -> Iterator[Path]:
+    """Yield a folder with copies of the files that the processor reads, as they were verified."""
+    language = LANGUAGE_FILES if family in TILED else (MODEL_CONFIG,)
+    with temporary_folder() as folder:
+        for name in (*PROCESSOR_FILES, *language):
+            if (model.path / name).is_file():
+                (folder / name).write_bytes(read_file(model.path / name, model.verified))
+        yield folder
 
 
-def _processed(model: TextModel, pictures: Sequence[Image]) -> dict[str, Any]:
-    """Return what the image processor of the model's folder gives."""
-    with _processor(model, "AutoImageProcessor") as processor:
-        return dict(processor(images=list(pictures), return_tensors="np"))
+class ImageProcessor:
+    """The image processor of a model's folder.
 
-
-def _tiles(
-    model: TextModel, pictures: Sequence[Image]
-) -> tuple[list[list[int]], dict[str, np.ndarray]]:
-    """Return the tokens of each picture, and what the processor gives for all of them.
+    Args:
+        folder: with the files of the processor, and nothing else.
+        family: model type.
+        name: of the model, for errors.
 
     Raises:
-        EnvironmentProblemError: torchvision, which this processor computes with, is not installed.
+        UsageError: a file is damaged, or names code of the folder.
+        EnvironmentProblemError: transformers is not installed; or torchvision, where the processor
+            computes with it.
     """
-    _check_torchvision()
-    with _processor(model, "AutoProcessor", LANGUAGE_FILES) as processor:
-        made = [
-            dict(
-                processor(
-                    **{"images": [picture], "text": processor.image_token},
-                    **{"add_special_tokens": False, "return_tensors": "np"},
-                )
+
+    def __init__(self, folder: Path, family: str, name: str) -> None:
+        present = [one for one in PROCESSOR_FILES if (folder / one).is_file()]
+        self._tiled, self._label = family in TILED, f"{name} ({', '.join(present)})"
+        if self._tiled:
+            _check_torchvision()
+        try:
+            import transformers
+        except ImportError:
+            raise EnvironmentProblemError(
+                f"Preparing images needs transformers: {EXTRA}."
+            ) from None
+        auto = transformers.AutoProcessor if self._tiled else transformers.AutoImageProcessor
+        with self._errors():
+            self._processor: Any = auto.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
             )
-            for picture in pictures
-        ]
-        parts = [[int(token) for token in each["input_ids"][0]] for each in made]
-        names = [name for name in made[0] if name in PROCESSED]
-        return parts, {name: np.concatenate([each[name] for each in made]) for name in names}
+
+    def prepared(self, pictures: Sequence[Image]) -> Prepared:
+        """Return pictures as the model takes them.
+
+        Args:
+            pictures: in RGB.
+
+        Raises:
+            UsageError: the processor refuses them.
+        """
+        with self._errors():
+            if self._tiled:
+                return _tiles(self._processor, pictures)
+            found: Mapping[str, Any] = self._processor(images=[*pictures], return_tensors="np")
+            return Prepared({n: np.asarray(found[n]) for n in found if n in PROCESSED}, None)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Convert what transformers raises to errors for the user."""
+        try:
+            yield
+        except ImportError as error:
+            raise EnvironmentProblemError(f"The image processor says: {error}") from None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(
+                f"The image processor of {self._label} refuses the images, or is damaged: {error}"
+            ) from None
+
+
+def _tiles(processor: Any, pictures: Sequence[Image]) -> Prepared:
+    """Return the tokens of each picture, and what the processor gives for all of them."""
+    made = [
+        dict(
+            processor(
+                **{"images": [picture], "text": processor.image_token},
+                **{"add_special_tokens": False, "return_tensors": "np"},
+            )
+        )
+        for picture in pictures
+    ]
+    tokens = [[int(token) for token in each["input_ids"][0]] for each in made]
+    names = [name for name in made[0] if name in PROCESSED]
+    return Prepared({name: np.concatenate([each[name] for each in made]) for name in names}, tokens)
 
 
 def _check_torchvision() -> None:
@@ -225,41 +235,3 @@ def _check_torchvision() -> None:
             f"torchvision is installed and does not work with this torch: {error}. Install the "
             "version and the build (CPU or CUDA) that belong to it."
         ) from None
-
-
-@contextmanager
-def _processor(
-    model: TextModel, auto: str, language: Sequence[str] = (MODEL_CONFIG,)
-) -> Iterator[Any]:
-    """Yield the processor of the model's folder, and convert its errors to errors for the user.
-
-    Args:
-        model: with the folder.
-        auto: class of transformers that opens it.
-        language: files that it needs in addition to its own, where the folder has them.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise EnvironmentProblemError(f"Preparing images needs transformers: {EXTRA}.") from None
-    present = [name for name in PROCESSOR_FILES if (model.path / name).is_file()]
-    if not present:
-        raise UsageError(
-            f"{model.path} has no image processor: expected {' or '.join(PROCESSOR_FILES)}. "
-            "Convert a model folder that holds one."
-        )
-    with temporary_folder() as folder:
-        for name in (*present, *language):
-            if (model.path / name).is_file():
-                (folder / name).write_bytes(read_file(model.path / name, model.verified))
-        try:
-            yield getattr(transformers, auto).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except ImportError as error:
-            raise EnvironmentProblemError(f"The image processor says: {error}") from None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f"The image processor of {model.path} ({', '.join(present)}) refuses the images, "
-                f"or is damaged: {error}"
-            ) from None

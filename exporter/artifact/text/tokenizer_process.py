@@ -7,13 +7,12 @@
 What a file may ask for has no bound (replacements that double a text forty times, a regular
 expression that tries every way to divide a word), and an allocation that fails inside the library
 ends its process. So this one runs alone, with limits on memory and processor time, its arguments;
-it is started as a file and imports nothing of linexport.
+it is started as a file and imports nothing of linexport but ``linexport.system``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import resource
 import signal
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from linexport.system.json_object import JsonObject
+from linexport.system.process_limits import allow, limit
 
 CHARACTERS = 20_000
 """Characters of a prompt, or bytes of a file, that allow a second more of processor time."""
@@ -34,7 +34,7 @@ def main() -> None:
     limit(resource.RLIMIT_DATA, memory)
     limit(resource.RLIMIT_CORE, 0)
     content = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-    allow(seconds, len(content))
+    allow(seconds + len(content) / CHARACTERS)
     try:
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()  # to whatever length the file says
@@ -44,21 +44,8 @@ def main() -> None:
     write({})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        allow(seconds, len(request["text"]))
+        allow(seconds + len(request["text"]) / CHARACTERS)
         write(encoded(tokenizer, request))
-
-
-def allow(seconds: int, characters: int) -> None:
-    """Limit processor time from now on; beyond it, the system ends this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    end = used.ru_utime + used.ru_stime + seconds + characters / CHARACTERS
-    limit(resource.RLIMIT_CPU, math.ceil(end))
-
-
-def limit(kind: int, most: int) -> None:
-    """Lower a limit of this process, or raise it to what the system lets it have."""
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def encoded(tokenizer: Any, request: JsonObject) -> dict[str, object]:

@@ -52,8 +52,8 @@ class Charge:
             raise ProtocolError(
                 413,
                 f"This request needs {self._own + size:,} bytes for {what}; this server has "
-                f"{budget.most:,} for all requests (--memory-mib). Send fewer tokens, or ask for "
-                "fewer outputs.",
+                f"{budget.most:,} for all requests (--memory-mib). Send fewer tokens or smaller "
+                "images, or ask for fewer outputs.",
                 code="request_too_large",
             )
         if budget.taken + size > budget.most:

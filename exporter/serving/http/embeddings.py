@@ -30,7 +30,8 @@ from linexport.serving.http.json_writer import encoded, largest
 from linexport.serving.http.openai import check_model
 from linexport.serving.http.openai_requests import Items, Record, Steps, parse
 from linexport.serving.http.tensors import InferRequest
-from linexport.serving.service import ContextLengthError, Service, too_long
+from linexport.serving.prompt_length import ContextLengthError, too_long
+from linexport.serving.service import Service
 
 TEXTS = 2048
 """Texts of a request, as OpenAI limits them."""

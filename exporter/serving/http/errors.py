@@ -19,7 +19,7 @@ from linexport.errors import NonFiniteError, ParityError, UsageError
 from linexport.serving.call_time import CallTimeError
 from linexport.serving.channel import SlowReaderError
 from linexport.serving.engine import QueueFullError, StoppedError
-from linexport.serving.service import ContextLengthError
+from linexport.serving.prompt_length import ContextLengthError
 from linexport.system.json_object import JsonObject
 
 log = logging.getLogger(__name__)

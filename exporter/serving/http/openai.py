@@ -80,6 +80,7 @@ async def chat(request: Request) -> Response:
     if text_request.resume is not None:
         plan = await _resumed(service, text_request, bool(text_request.messages), chat=True)
         return await _answer(request, service, plan, text_request)
+    images = await request.app.desk.do(len(body), _images, service, text_request)
     if template is None:
         raise ProtocolError(
             400, f"{service.name} has no chat template. Use /v1/completions.", code="no_template"
@@ -88,6 +89,9 @@ async def chat(request: Request) -> Response:
         raise ProtocolError(400, "messages: expected one at least.", param="messages")
     prompt = await template.render([message.plain() for message in text_request.messages])
     beginning = await asyncio.to_thread(service.encode, prompt, None, False)
+    if images:
+        admit = request.scope["charge"].take
+        beginning = await service.with_images(beginning, images, admit)
     tokens = text_request.max_completion_tokens or text_request.max_tokens
     settings = _settings(service, text_request, beginning, tokens, service.limits.max_tokens)
     settings = replace(
@@ -139,6 +143,29 @@ def _language(service: Service) -> Language:
     if service.language is None:
         raise ProtocolError(404, f"No texts here: {service.why_no_text}", code="no_text")
     return service.language
+
+
+def _images(service: Service, chat_request: ChatRequest) -> list[bytes]:
+    """Return the images of a conversation, as files.
+
+    Raises:
+        ProtocolError: there are more than the server takes, they are not in the request, or the
+            model takes text alone.
+    """
+    found, most = chat_request.images(), service.limits.max_images
+    if found and service.images is None:
+        raise ProtocolError(
+            400, f"No images here: {service.why_no_images}", code="no_images", param="messages"
+        )
+    if len(found) > most:
+        raise ProtocolError(
+            400,
+            f"Found {len(found)} images; this server takes at most {most} in a prompt "
+            "(--max-images).",
+            code="too_many_images",
+            param="messages",
+        )
+    return [image.content(place) for place, image in found]
 
 
 def _settings(

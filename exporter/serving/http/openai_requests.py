@@ -8,6 +8,7 @@ out are as the model's ``generation_config.json`` says.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
@@ -27,17 +28,18 @@ from linexport.artifact.text.sampling import Sampling
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.json_reader import ElementError, JsonError, JsonReader
 from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
-from linexport.serving.service import ContextLengthError, new_seed, too_long
+from linexport.serving.prompt_length import ContextLengthError, too_long
+from linexport.serving.service import new_seed
 from linexport.system.json_object import JsonObject
 
 COMPLETION_TOKENS = 16
 """Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
 
-ADVICE = {
-    "image_url": "A model with a vision tower takes images by linexport generate --image, and in "
-    "Python by linexport.load(...).generate(..., images=...)."
-}
-"""Sentences of advice, by the type of a part that is refused."""
+PARTS = ("text", "image_url")
+"""Types of the parts of a message."""
+
+SHOWN = 60
+"""Characters of a URL that an error quotes."""
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
@@ -148,11 +150,50 @@ class TextPart(Record):
     text: str
 
 
+class ImageUrl(Record):
+    """An image, as the data of its URL: nothing is fetched."""
+
+    url: str
+    detail: Literal["auto"] | None = None
+
+    def content(self, place: str) -> bytes:
+        """Return the image's file.
+
+        Args:
+            place: of the URL in the request, for errors.
+
+        Raises:
+            ProtocolError: the URL is another, or its data is not base64.
+        """
+        head, _, content = self.url.partition(",")
+        if not head.startswith("data:") or not head.endswith(";base64"):
+            raise ProtocolError(
+                400,
+                f"{place}: found {self.url[:SHOWN]!r}; expected an image in base64, "
+                "data:image/png;base64,...: this server fetches nothing.",
+                code="invalid_image_url",
+                param=place,
+            )
+        try:
+            return base64.b64decode(content, validate=True)
+        except ValueError as error:
+            raise ProtocolError(
+                400, f"{place}: not base64: {error}", code="invalid_base64", param=place
+            ) from None
+
+
+class ImagePart(Record):
+    """A part of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 class Message(Record):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[TextPart] | None = None
+    content: str | Items[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     refusal: None = None
     tool_call_id: str | None = None
@@ -160,15 +201,14 @@ class Message(Record):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _is_text(cls, content: object) -> object:
+    def _is_known(cls, content: object) -> object:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
+            if isinstance(kind, str) and kind not in PARTS:
                 raise PydanticCustomError(
                     "part",
-                    "Found a part of the type {kind}; this server reads text alone, parts of the "
-                    "type text. {advice}",
-                    {"kind": kind[:64], "advice": ADVICE.get(kind, "Leave it out.")},
+                    "Found a part of the type {kind}; this server reads {parts}. Leave it out.",
+                    {"kind": kind[:64], "parts": " and ".join(PARTS)},
                 )
         return content
 
@@ -182,11 +222,24 @@ class Message(Record):
 
     def plain(self) -> JsonObject:
         """Return it as templates take it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        found = {"role": self.role, "content": content or ""}
+        found: JsonObject = {"role": self.role, "content": self._plain_content()}
         return found if self.name is None else {**found, "name": self.name}
+
+    def images(self) -> dict[int, ImageUrl]:
+        """Return its images, by the number of their part."""
+        parts = self.content if isinstance(self.content, list) else []
+        return {i: part.image_url for i, part in enumerate(parts) if isinstance(part, ImagePart)}
+
+    def _plain_content(self) -> str | list[dict[str, str]]:
+        """Return a text, or parts where one is an image."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        if not self.images():
+            return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in self.content
+        ]
 
 
 class ResponseFormat(Record):
@@ -206,6 +259,14 @@ class ChatRequest(TextRequest):
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
+
+    def images(self) -> list[tuple[str, ImageUrl]]:
+        """Return the images of the conversation, each with its place in the request."""
+        return [
+            (f"messages.{number}.content.{part}.image_url.url", image)
+            for number, message in enumerate(self.messages)
+            for part, image in message.images().items()
+        ]
 
 
 Request = TypeVar("Request", bound=Record)

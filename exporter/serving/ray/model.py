@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from linexport.artifact import Artifact, StreamState, load
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.signature import Trust
 from linexport.serving.channel import Channel
 from linexport.serving.computing import LocalComputing
@@ -89,6 +92,10 @@ class ReplicaModel:
     async def run(self, feeds: Feeds) -> Outputs:
         """Run whole sequences."""
         return await self._local.run(feeds)
+
+    async def image_inputs(self, ids: np.ndarray, images: Arrays) -> Arrays:
+        """Run the vision tower."""
+        return await self._local.image_inputs(ids, images)
 
     async def piece(self, feeds: Feeds, state: StreamState | None, keep: bool) -> Piece:
         """Return the outputs of a piece and, to ``keep``, the state after it."""

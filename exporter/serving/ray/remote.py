@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from linexport.artifact.call_inputs import Arrays
 from linexport.errors import UsageError
 from linexport.serving.engine import QueueFullError
 from linexport.serving.language import Language
@@ -132,6 +134,11 @@ class Remote:
     async def run(self, feeds: Feeds) -> Outputs:
         handle = self._handle.options(session_id=SESSION.get())
         found: Outputs = await surviving(lambda: handle.run.remote(dict(feeds)))
+        return found
+
+    async def image_inputs(self, ids: np.ndarray, images: Mapping[str, np.ndarray]) -> Arrays:
+        handle = self._handle.options(session_id=SESSION.get())
+        found: Arrays = await surviving(lambda: handle.image_inputs.remote(ids, dict(images)))
         return found
 
     async def piece(self, feeds: Feeds, name: str, starts: bool, ends: bool) -> Outputs:
