@@ -22,7 +22,7 @@ from linexport.serving.text import ImageInputs
 from linexport.sources.onnx_file.skeleton import skeleton
 
 COPIES = 3
-"""Of the inputs of a prompt: as the tower gives them, as they are queued, and in a call."""
+"""Times that the inputs of a prompt are held: by the tower's call, in a queue and in a call."""
 
 
 class PromptImages:
