@@ -139,6 +139,9 @@ class KernelRecord:
 BUFFER = "Buffer"
 """Name in place of an op: of a buffer that the model's own code writes in each call."""
 
+POOLING_MASK = "pooling_mask"
+"""Input of an embedding model that leaves out the prompt: 0 for tokens that are not pooled."""
+
 KEY_VALUES = "KeyValueCache"
 """Name in place of an op: of keys, or values, of attention to earlier tokens."""
 

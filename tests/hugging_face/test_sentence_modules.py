@@ -172,6 +172,108 @@ def test_vectors_are_those_of_sentence_transformers(embedder: Path, tmp_path: Pa
     np.testing.assert_allclose(found, np.load(output), atol=2e-6)
 
 
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+WITHOUT_PROMPT: Module = (
+    "Pooling",
+    {"embedding_dimension": WIDTH, "pooling_mode": MODES, "include_prompt": False},
+    {},
+)
+
+
+@pytest.fixture(scope="session")
+def without_prompt(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """An artifact of all poolings, none of which counts tokens of the prompt."""
+    place = tmp_path_factory.mktemp("without_prompt")
+    model = Path(shutil.copytree(base, place / "model"))
+    write_modules(model, [WITHOUT_PROMPT, NORMALIZE], "sentence_transformers")
+    manifest = linexport.convert(model, place / "out", bench=False, threads=1)
+    assert (manifest.status, manifest.head) == ("ok", "pooled") and not manifest.warnings
+    assert {"prompts that are not pooled, left padding"} < {c.name for c in manifest.parity.cases}
+    return place / "out"
+
+
+def behind_prompt(states: np.ndarray, prompt: int) -> np.ndarray:
+    """The poolings of one text, from their definition, in which its prompt only counts places."""
+    kept, weights = states[prompt:], np.arange(prompt + 1, len(states) + 1)[:, None]
+    found = [kept[0], kept.max(0), kept.mean(0), kept.sum(0) / len(kept) ** 0.5]
+    return np.concatenate([*found, (kept * weights).sum(0) / weights.sum(), kept[-1]])
+
+
+def test_tokens_of_a_prompt_are_not_pooled(without_prompt: Path) -> None:
+    model, place = linexport.load(without_prompt, threads=1), without_prompt.parent / "model"
+    tokenizer = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+    for prompt in ("query", "document", ""):
+        before = f"{prompt}: " if prompt else ""
+        count = len(tokenizer.encode(before).ids) - 1 if before else 0  # the last is </s>
+        found = model.embed(TEXTS, prompt=prompt)
+        for text, vector in zip(TEXTS, found, strict=True):
+            ids = tokenizer.encode(before + text).ids
+            ids = ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], ids[-1]]
+            tokens = torch.tensor([ids])
+            [states] = hidden_states(place, tokens, torch.ones_like(tokens))
+            x = behind_prompt(states, count)
+            np.testing.assert_allclose(vector, x / np.linalg.norm(x), atol=3e-6)
+    plain = np.stack([model.embed(text, prompt="query") for text in TEXTS])
+    np.testing.assert_allclose(plain, model.embed(TEXTS, prompt="query"), atol=1e-6)
+
+
+def test_a_prompt_that_leaves_nothing_to_pool_is_refused(
+    without_prompt: Path, tmp_path: Path
+) -> None:
+    """Where no token of the tokenizer's own is behind a text that is cut within its prompt."""
+    place = Path(shutil.copytree(without_prompt, tmp_path / "out"))
+    names = ("config_sentence_transformers.json", "tokenizer.json")
+    settings, tokenizer = (json.loads((place / name).read_text()) for name in names)
+    settings["prompts"]["query"] = "word " * (LONGEST + 3)
+    tokenizer["post_processor"] = None
+    for name, content in zip(names, (settings, tokenizer), strict=True):
+        (place / name).write_text(json.dumps(content))
+    manifest = manifests.read(place)
+    files = manifest.files | {name: describe_files(place)[name] for name in names}
+    vectors = TextVectors(manifest, place, files)
+    with pytest.raises(UsageError, match="has 20 tokens, of 20 that the text has with it: none"):
+        vectors.tokens("a cat", "query")
+    assert len(vectors.tokens("a cat")) < LONGEST
+
+
+def test_a_prompt_that_is_pooled_is_a_failure(
+    folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases without a prompt pass: what fails is seen with one alone."""
+    monkeypatch.setattr(
+        "linexport.sources.hugging_face.streaming_model.WholeSequence.forward", pools_all
+    )
+    place = folder(WITHOUT_PROMPT, NORMALIZE)
+    manifest = linexport.convert(place, tmp_path / "out", bench=False, threads=1)
+    assert manifest.status == "parity_failed"
+    failed = {case.name for case in manifest.parity.cases if not case.passed}
+    assert failed == {f"prompts that are not pooled, {side} padding" for side in ("left", "right")}
+
+
+def pools_all(
+    self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, pooling_mask: torch.Tensor
+) -> torch.Tensor:
+    given = self.streaming.tokens(input_ids, attention_mask)
+    ones = torch.ones_like(pooling_mask) + 0 * pooling_mask
+    output, _ = self.streaming.advance(given, attention_mask, {}, pooling_mask=ones)
+    found: torch.Tensor = output
+    return found
+
+
+@pytest.mark.services
+def test_vectors_behind_prompts_are_those_of_sentence_transformers(
+    without_prompt: Path, tmp_path: Path
+) -> None:
+    place, output = without_prompt.parent / "model", tmp_path / "vectors.npy"
+    python = made("sentence") / "bin" / "python"
+    script = SCRIPTS / "sentence_vectors.py"
+    for prompt in ("query", "document"):
+        command = [python, "-W", "ignore", script, place, json.dumps(TEXTS), prompt, output]
+        subprocess.run(command, check=True)
+        found = linexport.load(without_prompt, threads=1).embed(TEXTS, prompt=prompt)
+        np.testing.assert_allclose(found, np.load(output), atol=3e-6)
+
+
 @pytest.mark.services
 def test_late_interaction_has_a_vector_of_each_token(
     folder: Callable[..., Path], tmp_path: Path
@@ -287,10 +389,6 @@ BAD: dict[str, tuple[list[Module], str]] = {
     "an unknown pooling": (
         [("Pooling", {"pooling_mode": "median"}, {})],
         "a pooling 'median'; known are",
-    ),
-    "a pooling without the prompt": (
-        [("Pooling", {"pooling_mode": "mean", "include_prompt": False}, {})],
-        "leaves out the tokens of the prompt",
     ),
     "a pooling at the end": ([dense(WIDTH, 8), MEAN], "a Pooling behind another module"),
 }

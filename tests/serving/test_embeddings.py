@@ -49,6 +49,21 @@ def vectors(response: httpx2.Response) -> np.ndarray:
     return np.array([item["embedding"] for item in content["data"]], np.float32)
 
 
+def test_a_prompt_that_is_not_pooled_is_left_out(tmp_path: Path) -> None:
+    kind, config, weights = pooling(32, "pooling_mode_mean_tokens")
+    assert config is not None
+    behind = (kind, {**config, "include_prompt": False}, weights)
+    save_sentence_model("mamba2", tmp_path / "model", [behind])
+    linexport.convert(tmp_path / "model", tmp_path / "out", bench=False, threads=1)
+    model = linexport.load(tmp_path / "out", threads=1)
+    with served(model) as server:
+        found = vectors(asked(server, input=TEXTS, prompt_name="query"))
+        rows = [[*model.vectors.tokens(text, "query")] for text in TEXTS]
+        whole = vectors(asked(server, input=rows))
+    np.testing.assert_allclose(found, model.embed(TEXTS, prompt="query"), atol=1e-6)
+    assert np.abs(found - whole).max() > 1e-3  # of which token ids nothing is known
+
+
 def test_vectors_are_those_of_the_artifact(server: Served, model: Artifact) -> None:
     expected = model.embed(TEXTS, prompt="query")
     found = asked(server, input=TEXTS, prompt_name="query")

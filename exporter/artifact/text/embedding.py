@@ -27,7 +27,7 @@ from linexport.artifact.text.tokenizer import (
 )
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
-from linexport.manifest.records import TensorRecord
+from linexport.manifest.records import POOLING_MASK, TensorRecord
 
 SETTINGS, LENGTHS = "config_sentence_transformers.json", "sentence_bert_config.json"
 
@@ -112,6 +112,7 @@ class TextVectors:
 
     def __init__(self, manifest: Manifest, folder: Path, files: Files) -> None:
         self._tokens, self._mask, output = _interface(manifest)
+        self._leaves_out_prompt = POOLING_MASK in {i.name for i in manifest.inputs}
         self._output, self.size = output.name, _width(output)
         self.by_token = len(output.shape) == 3
         self.settings = settings_of(folder, files)
@@ -146,7 +147,30 @@ class TextVectors:
         ids = self._tokenizer.encode(whole, cut=cut, most=most)
         if not ids:
             raise UsageError("A text has no tokens; expected at least one.")
-        return Row(ids) if side is None else side.row(ids)
+        if side is not None:
+            return side.row(ids)
+        return Row(ids, prompt=self._prompt_tokens(prompt, len(ids)))
+
+    def _prompt_tokens(self, prompt: str | None, count: int) -> int:
+        """Return how many of the first tokens of a text are not pooled: those of its prompt.
+
+        They are counted as sentence-transformers does: of the prompt alone, less a special token
+        at its end.
+
+        Raises:
+            UsageError: the text has no others.
+        """
+        before = self.settings.with_prompt("", prompt)
+        if not self._leaves_out_prompt or not before:
+            return 0
+        ids = self._tokenizer.encode(before, cut=self.settings.longest)
+        length = len(ids) - (ids[-1] in self._tokenizer.special.values() if ids else 0)
+        if length >= count:
+            raise UsageError(
+                f"The prompt of a text has {length} tokens, of {count} that the text has with it: "
+                "none is left to pool. Choose a shorter prompt."
+            )
+        return length
 
     def _side(self, prompt: str | None) -> Side | None:
         """Return how a text behind a prompt becomes tokens of a model of PyLate."""
@@ -173,7 +197,11 @@ class TextVectors:
         ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for i, row in enumerate(rows):
             ids[i, : len(row)], mask[i, : len(row)] = row, 1
-        return {self._tokens: ids} | ({self._mask: mask} if self._mask else {})
+        found = {self._tokens: ids} | ({self._mask: mask} if self._mask else {})
+        if self._leaves_out_prompt:
+            lengths = np.array([[row.prompt] for row in rows])
+            found[POOLING_MASK] = (np.arange(shape[1]) >= lengths).astype(np.int64)
+        return found
 
     def of_outputs(
         self, rows: Sequence[Row], outputs: Mapping[str, np.ndarray], size: int | None

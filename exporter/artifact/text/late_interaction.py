@@ -30,14 +30,19 @@ class Row(list[int]):
 
     Attributes:
         shown: places of the tokens that have a vector, for late interaction.
+        prompt: number of tokens at the beginning that are not pooled.
 
     Args:
         ids: the tokens.
         left_out: tokens without a vector.
+        prompt: as above.
     """
 
-    def __init__(self, ids: Iterable[int], left_out: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, ids: Iterable[int], left_out: frozenset[int] = frozenset(), prompt: int = 0
+    ) -> None:
         super().__init__(ids)
+        self.prompt = prompt
         self.shown = [place for place, token in enumerate(self) if token not in left_out]
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from linexport.manifest.proof import CaseRecord, GreedyRecord
+from linexport.manifest.records import POOLING_MASK
 from linexport.parity.cases import SIDE_BY_SIDE, Case
 from linexport.parity.check import (
     NOT_FINITE,
@@ -49,6 +50,7 @@ from linexport.parity.compare import (
     rows_off,
 )
 from linexport.parity.language.images import check_images
+from linexport.parity.language.pooled import check_pooling
 from linexport.parity.language.prompts import (
     BATCH,
     LEFT,
@@ -174,6 +176,8 @@ def check_parts(whole: ModelUnderTest, parts: SplitModel | None, seed: int) -> P
             parity.greedy = greedy([original], written)
     if whole.loaded.vision is not None:
         check_images(whole, parity, seed)
+    if POOLING_MASK in whole.input_names:
+        check_pooling(whole, parity, seed)
     if suspects or _unequal(parity):
         try:
             second = _Original(tested.loaded, getattr(torch, tested.tolerance.second))

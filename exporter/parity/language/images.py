@@ -18,10 +18,9 @@ import torch
 
 from linexport.artifact.text.images import image_inputs
 from linexport.parity.cases import Case
-from linexport.parity.check import ModelUnderTest, Parity, case_record
-from linexport.parity.compare import compare_arrays
+from linexport.parity.check import ModelUnderTest, Parity
+from linexport.parity.language.in_both import add_compared
 from linexport.parity.language.prompts import BATCH, SEQUENCE
-from linexport.parity.noise.float32_error import apart
 from linexport.parity.reference.module import Arguments, Reference
 from linexport.sources.hugging_face.vision.grid import draw
 from linexport.sources.loaded_model import Images
@@ -57,7 +56,9 @@ def check_images(tested: ModelUnderTest, parity: Parity, seed: int) -> None:
             {BATCH: 1, SEQUENCE: rows * columns},
             seed + number,
         )
-        _add(tested, parity, case, expected, tower.run(fed)["image_features"], "image_features")
+        add_compared(
+            tested, parity, case, expected, tower.run(fed)["image_features"], "image_features"
+        )
     for number, layout in enumerate(PROMPTS):
         ids, mask, images = _prompt(tested, layout, seed + number)
         expected = [_run_alone(reference, ids, mask, layout, images) for reference in references]
@@ -66,7 +67,9 @@ def check_images(tested: ModelUnderTest, parity: Parity, seed: int) -> None:
             got = _in_pieces(tested, session, fed, pieces)[mask.astype(bool)]
             name = f"{len(images)} images in {len(ids)} rows, {how}"
             sizes = {BATCH: len(ids), SEQUENCE: ids.shape[1]}
-            _add(tested, parity, Case(name, sizes, seed), expected, got, tested.output_names[0])
+            add_compared(
+                tested, parity, Case(name, sizes, seed), expected, got, tested.output_names[0]
+            )
         memory.trim_memory()
 
 
@@ -154,20 +157,3 @@ def _in_pieces(
         parts.append(outputs[tested.output_names[0]])
         start += size
     return np.concatenate(parts, 1)
-
-
-def _add(
-    tested: ModelUnderTest,
-    parity: Parity,
-    case: Case,
-    expected: Sequence[np.ndarray],
-    got: np.ndarray,
-    output: str,
-) -> None:
-    """Add the comparison with the original in both precisions."""
-    rounding = apart(*expected)
-    batch, length = case.sizes[BATCH], case.sizes[SEQUENCE]
-    for name, values in zip(("float32", "float64"), expected, strict=True):
-        result = compare_arrays(values, got, tested.tolerance, rounding)
-        parity.counts += np.asarray(result.counts)
-        parity.cases.append(case_record(case, result, batch, length, name, output, rounding))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import linexport
 from linexport.errors import EnvironmentProblemError, LinexportError, UnsupportedModelError
-from linexport.manifest.records import HeadName
+from linexport.manifest.records import POOLING_MASK, HeadName
 from linexport.sources.detect import Kind, recognise
 from linexport.sources.files import first_line, refuse
 from linexport.sources.hugging_face.architecture import WITH_TOWER, check_class
@@ -287,17 +287,18 @@ def _imported(
 ) -> LoadedModel:
     """Return the model to convert, with its states where it has a step."""
     from linexport.patches import rotary
+    from linexport.sources.hugging_face.heads import KEPT
     from linexport.sources.hugging_face.streaming_model import swapped, whole_inputs
     from linexport.sources.hugging_face.vision.positions import DEFAULTS, RANGES
 
     model = original.model
-    inputs, shapes = (step.args, step.dynamic_shapes) if step else whole_inputs()
+    inputs, shapes = (step.args, step.dynamic_shapes) if step else whole_inputs(head)
     text = model.config.get_text_config(decoder=True)
     context, same = getattr(text, "max_position_embeddings", None), rotary.limit(model)
     if same is not None and head.by_token:
         context = same if context is None else min(context, same)
     vocabulary = int(text.vocab_size)
-    given = 2 if tower is None else len(inputs) - 1
+    given = (2 if head.takes_prompt else 3) if tower is None else len(inputs) - 1
     decoder = model if tower is None else model.get_decoder()
     return LoadedModel(
         module=original,
@@ -305,7 +306,7 @@ def _imported(
         kwargs={},
         dynamic_shapes=shapes[:given],
         source=source,
-        integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
+        integer_ranges={0: (0, vocabulary), 1: (1, 2), **(RANGES if head.takes_prompt else KEPT)},
         warnings=(
             *(step.warnings if step else ()),
             *filter(None, (unread,)),
@@ -318,7 +319,7 @@ def _imported(
             layers=_layers(original, decoder, int(text.num_hidden_layers)),
             head=head.name,
         ),
-        defaults={"attention_mask": 1, **DEFAULTS},
+        defaults={"attention_mask": 1, POOLING_MASK: 1, **DEFAULTS},
         outputs=None if step else (head.output,),
         vision=tower,
         predictor=predictor if step else None,

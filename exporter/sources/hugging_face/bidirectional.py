@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
 
+from linexport.manifest.records import POOLING_MASK
 from linexport.sources.files import refuse
 from linexport.sources.hugging_face.folder import CONFIG, ENCODERS, digest
-from linexport.sources.hugging_face.heads import Head
+from linexport.sources.hugging_face.heads import KEPT, Head
 from linexport.sources.hugging_face.named_class import named_class
 from linexport.sources.hugging_face.pretrained import build_causal
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel, Source
@@ -50,12 +51,15 @@ class Bidirectional(nn.Module):
         if isinstance(head.pool, nn.Module):
             self.modules_behind = head.pool
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, pooling_mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output of the head.
 
         Args:
             input_ids: (B, T), int64.
             attention_mask: (B, T), int64, 1 for tokens and 0 for padding.
+            pooling_mask: (B, T), int64, see ``Head.result``.
         """
         hidden: Tensor = self.model.embed_tokens(input_ids)
         # Turning queries and keys by further places changes no score: padding may be on the left.
@@ -72,7 +76,7 @@ class Bidirectional(nn.Module):
             hidden = hidden + x
             hidden = hidden + layer.feed_forward(layer.ffn_norm(hidden))
         return self.head.result(
-            {"last_hidden_state": self.model.embedding_norm(hidden)}, attention_mask
+            {"last_hidden_state": self.model.embedding_norm(hidden)}, attention_mask, pooling_mask
         )
 
 
@@ -120,19 +124,22 @@ def load(
     model = build_causal(folder, causal, weights, head.auto, False)
     check_finite(named_tensors(model), location)
     ids = torch.arange(EXAMPLE[0] * EXAMPLE[1]).reshape(EXAMPLE) % int(model.config.vocab_size)
-    tokens = {0: Dim("batch"), 1: Dim("seq")}
+    tokens, masks = {0: Dim("batch"), 1: Dim("seq")}, 1 if head.takes_prompt else 2
     return LoadedModel(
         module=Bidirectional(model.eval().float(), head).eval(),
-        args=(ids, torch.ones_like(ids)),
+        args=(ids, *[torch.ones_like(ids)] * masks),
         kwargs={},
-        dynamic_shapes=(tokens, tokens),
+        dynamic_shapes=(tokens,) * (1 + masks),
         source=Source(
             kind="hugging_face",
             location=location,
             sha256=digest([folder / CONFIG, *weights.files, *getattr(head.pool, "files", ())]),
             description=f"{config['model_type']}: {parameter_summary(named, model)}, bidirectional",
         ),
-        integer_ranges={0: (0, int(model.config.vocab_size)), 1: (1, 2)},
+        integer_ranges={
+            **{0: (0, int(model.config.vocab_size)), 1: (1, 2)},
+            **({} if head.takes_prompt else KEPT),
+        },
         language=LanguageFacts(
             vocabulary=int(model.config.vocab_size),
             context=model.config.max_position_embeddings,
@@ -140,5 +147,5 @@ def load(
             head=head.name,
         ),
         outputs=(head.output,),
-        defaults={"attention_mask": 1},
+        defaults={"attention_mask": 1, POOLING_MASK: 1},
     )

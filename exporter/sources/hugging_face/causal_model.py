@@ -110,22 +110,30 @@ class OriginalCausalModel(ConvertibleModule, CausalModel):
         if self.model.dtype == torch.float64:
             self.model.set_experts_implementation("eager")
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, pooling_mask: Tensor | None = None
+    ) -> Tensor:
         """The output of the head: logits, say."""
         input_ids = self.head.padded(self.model, input_ids, attention_mask)
-        return self.called({"input_ids": input_ids}, attention_mask)
+        return self.called({"input_ids": input_ids}, attention_mask, pooling_mask)
 
     def of_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """The output of the head for what the decoder gives to it."""
         result: Tensor = self.model.get_output_embeddings()(hidden_states)
         return result
 
-    def called(self, given: Mapping[str, Tensor], attention_mask: Tensor) -> Tensor:
+    def called(
+        self,
+        given: Mapping[str, Tensor],
+        attention_mask: Tensor,
+        pooling_mask: Tensor | None = None,
+    ) -> Tensor:
         """Return the output of the head.
 
         Args:
             given: token ids or embeddings, by the library's name.
             attention_mask: of these tokens.
+            pooling_mask: see ``Head.result``.
         """
         rotary.reset(self.model)
         with patches.original(patches.modeling_files(self.model)):
@@ -135,7 +143,7 @@ class OriginalCausalModel(ConvertibleModule, CausalModel):
                 use_cache=False,
                 **self.positions(attention_mask, attention_mask.shape[1]),
             )
-        return self.head.result(output, attention_mask)
+        return self.head.result(output, attention_mask, pooling_mask)
 
     def initial_state(self, batch: int) -> dict[str, Any]:
         """Return the state that ``step`` begins with: the library's own cache, for any batch.

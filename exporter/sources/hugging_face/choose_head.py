@@ -64,7 +64,9 @@ def head_of(
 def _of_modules(modules: SentenceModules) -> Head:
     """Return the head of a model that modules of sentence-transformers follow."""
     name: HeadName = "pooled" if modules.modes else "hidden_states"
-    return replace(BASE, name=name, output=modules.output, pool=modules)
+    return replace(
+        BASE, name=name, output=modules.output, pool=modules, takes_prompt=modules.takes_prompt
+    )
 
 
 def check_pooling(pooling: str | None) -> None:

@@ -23,6 +23,9 @@ from linexport.sources.hugging_face.named_class import named_class
 from linexport.system.json_object import JsonObject
 from linexport.system.untyped import LibraryObject
 
+KEPT = {2: (0, 2)}
+"""Integers to draw for ``POOLING_MASK`` in checks, by the place of the input."""
+
 HIDDEN = "last_hidden_state"
 """Name of the output that a head for multi-token prediction reads."""
 
@@ -37,28 +40,36 @@ class Head:
         output: name of the output, also in what the library returns.
         pads: the class finds padding by the id of its token, not by the mask.
         pool: hidden states (B, T, width) and mask (B, T) to (B, width); None: one for each token.
+        takes_prompt: all tokens are pooled; False: those that a mask of its own says, the third
+            argument of ``pool``.
     """
 
     name: HeadName
     auto: str
     output: str = "logits"
     pads: bool = False
-    pool: Callable[[Tensor, Tensor], Tensor] | None = None
+    pool: Callable[..., Tensor] | None = None
+    takes_prompt: bool = True
 
     @property
     def by_token(self) -> bool:
         """True where each token has an output, so that sequences can be fed in pieces."""
         return self.pool is None and not self.pads
 
-    def result(self, output: LibraryObject, mask: Tensor) -> Tensor:
+    def result(
+        self, output: LibraryObject, mask: Tensor, pooling_mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output of the head.
 
         Args:
             output: what the library returns.
             mask: (B, T), 1 for tokens and 0 for padding.
+            pooling_mask: (B, T), 0 for tokens that are not pooled; None for none.
         """
         values: Tensor = output["last_hidden_state" if self.pool else self.output]
-        return values if self.pool is None else self.pool(values, mask)
+        if self.pool is None:
+            return values
+        return self.pool(values, mask, *(() if pooling_mask is None else (pooling_mask,)))
 
     def padded(self, model: LibraryObject, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the token ids with the model's own id where the mask says padding."""

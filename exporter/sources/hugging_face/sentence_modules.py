@@ -7,6 +7,7 @@
         mean_sqrt_len_tokens   sum_t m_t h_t / sqrt(sum_t m_t)
         weightedmean           sum_t w_t h_t / sum_t w_t,     w_t = m_t sum_{s <= t} m_s
         max                    max_t h_t over m_t = 1
+        include_prompt: false  m_t = 0 for tokens of a prompt, but those count in the w_t of others
     Dense                      f(x A^T + b), and with a residual + x, or + x R^T
     LayerNorm, Normalize       x / max(|x|, 1e-12) is the latter
 
@@ -78,8 +79,8 @@ def _scaled_sum(hidden: Tensor, mask: Tensor) -> Tensor:
     return _sum(hidden, mask) / count.sqrt()
 
 
-def _weighted(hidden: Tensor, mask: Tensor) -> Tensor:
-    weights = (mask.cumsum(1) * mask).to(hidden.dtype)
+def _weighted(hidden: Tensor, mask: Tensor, counted: Tensor) -> Tensor:
+    weights = (counted.cumsum(1) * mask).to(hidden.dtype)
     kept = torch.where(mask.bool()[..., None], hidden, 0.0)
     return (kept * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
 
@@ -97,12 +98,14 @@ def _at(hidden: Tensor, place: Tensor) -> Tensor:
     return hidden[torch.arange(hidden.shape[0]), place]
 
 
+WEIGHTED = "weightedmean"
+
 MODES = {
     "cls": first,
     "max": _largest,
     "mean": mean,
     "mean_sqrt_len_tokens": _scaled_sum,
-    "weightedmean": _weighted,
+    WEIGHTED: lambda hidden, mask: _weighted(hidden, mask, mask),
     "lasttoken": last,
 }
 """Poolings by their names in sentence-transformers."""
@@ -173,30 +176,44 @@ class SentenceModules(nn.Module):
         modes: poolings, side by side; none for a vector of each token.
         rest: what follows.
         files: that they were read from.
+        takes_prompt: tokens of a prompt are pooled like others.
     """
 
     def __init__(
-        self, modes: Sequence[str], rest: Sequence[nn.Module], files: Sequence[Path] = ()
+        self,
+        modes: Sequence[str],
+        rest: Sequence[nn.Module],
+        files: Sequence[Path] = (),
+        takes_prompt: bool = True,
     ) -> None:
         super().__init__()
         self.modes, self.rest, self.files = tuple(modes), nn.Sequential(*rest), tuple(files)
+        self.takes_prompt = takes_prompt
 
     @property
     def output(self) -> str:
         """Name of the result."""
         return SENTENCE if self.modes else TOKENS
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor, pooling_mask: Tensor | None = None) -> Tensor:
         """Return the vector of each text, or of each token.
 
         Args:
             hidden: (B, T, width), floating.
             mask: (B, T), integers, 1 for tokens and 0 for padding.
+            pooling_mask: (B, T), integers, 0 for tokens that are not pooled, such as those of a
+                prompt; None for none. Of a row without any others, all tokens are.
 
         Returns:
             (B, size), or (B, T, size) without a pooling, of the dtype of ``hidden``.
         """
-        pooled = [MODES[mode](hidden, mask) for mode in self.modes]
+        kept = mask if pooling_mask is None else mask * pooling_mask
+        if pooling_mask is not None:
+            kept = torch.where(kept.sum(1, keepdim=True) > 0, kept, mask)
+        pooled = [
+            _weighted(hidden, kept, mask) if mode == WEIGHTED else MODES[mode](hidden, kept)
+            for mode in self.modes
+        ]
         found: Tensor = self.rest(torch.cat(pooled, -1) if pooled else hidden)
         return found
 
@@ -241,6 +258,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     for path in (path for place in places[1:] for path in place.files):
         check_link(path)
     modes: Sequence[str] = ()
+    takes_prompt = True
     rest: list[nn.Module] = []
     for place in places[1:]:
         if place.kind == "Pooling":
@@ -251,6 +269,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
                     f"convert the base model alone, {POOL}",
                 )
             modes = _modes(place)
+            takes_prompt = place.config.get("include_prompt") is not False
         elif place.kind != "Dropout":
             rest.append(_built(place))
     # PyLate's models give vectors of length one without a module that says so.
@@ -259,7 +278,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     if not modes and not rest:
         return None
     files = [folder / MODULES, *(path for place in places[1:] for path in place.files)]
-    return SentenceModules(modes, rest, files)
+    return SentenceModules(modes, rest, files, takes_prompt)
 
 
 def _places(folder: Path) -> list[_Place]:
@@ -298,13 +317,6 @@ def _modes(place: _Place) -> Sequence[str]:
             place.folder / "config.json",
             f"a pooling {named!r}; known are {', '.join(MODES)}",
             f"convert the base model alone, {POOL}",
-        )
-    if config.get("include_prompt") is False:
-        raise refuse(
-            place.folder / "config.json",
-            "a pooling that leaves out the tokens of the prompt, which an artifact cannot tell "
-            "from others",
-            "convert the base model alone, and pool its hidden states",
         )
     return modes
 

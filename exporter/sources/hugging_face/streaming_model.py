@@ -115,8 +115,11 @@ class Streaming(CausalModel):
 
         At the beginning of a sequence ``past`` may be empty.
         """
-        given = {"input_ids": self.head.padded(self.model, input_ids, attention_mask)}
-        return self.advance(given, attention_mask, past)
+        return self.advance(self.tokens(input_ids, attention_mask), attention_mask, past)
+
+    def tokens(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """Return token ids as ``advance`` takes them."""
+        return {"input_ids": self.head.padded(self.model, input_ids, attention_mask)}
 
     def advance(
         self,
@@ -124,6 +127,7 @@ class Streaming(CausalModel):
         attention_mask: Tensor,
         past: Mapping[str, Tensor],
         offsets: Tensor | None = None,
+        pooling_mask: Tensor | None = None,
     ) -> tuple[Outputs, dict[str, Tensor]]:
         """Return the outputs and the present states for tokens as the library takes them.
 
@@ -132,6 +136,7 @@ class Streaming(CausalModel):
             attention_mask: of these tokens.
             past: states.
             offsets: of the tokens' positions, see ``vision.positions``; None: one after another.
+            pooling_mask: see ``Head.result``.
         """
         length = attention_mask.shape[1]
         state_cache = StateCache(past, attention_mask.bool())
@@ -168,7 +173,7 @@ class Streaming(CausalModel):
             found = {MASK: rows.narrow(1, length, self._longest), **found}
         elif any(name.startswith(KEYS) for name in found):
             found = {MASK: mask, **found}
-        result = self.head.result(output, attention_mask)
+        result = self.head.result(output, attention_mask, pooling_mask)
         return ((result, hidden[-1]) if self.gives_hidden else result), found
 
     def grows(self, name: str) -> bool:
@@ -256,11 +261,14 @@ class WholeSequence(nn.Module):
         super().__init__()
         self.streaming = streaming
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, pooling_mask: Tensor | None = None
+    ) -> Tensor:
         """The output of the head."""
-        output, _ = self.streaming(input_ids, attention_mask, {})
-        result: Tensor = output
-        return result
+        given = self.streaming.tokens(input_ids, attention_mask)
+        output, _ = self.streaming.advance(given, attention_mask, {}, pooling_mask=pooling_mask)
+        assert isinstance(output, Tensor)
+        return output
 
 
 def decode_module(
@@ -287,12 +295,12 @@ def decode_module(
     if not any(name.startswith(("conv_", "state_", "window_")) for name in past):
         raise _stateless(module)
     if not head.by_token:
-        given, (tokens, _) = _inputs(NOW, vision), whole_inputs()[1]
+        given, shapes = whole_inputs(head, NOW)
         whole = WholeSequence(module).eval()
         return DecodeModule(
             module=whole,
             args=given,
-            dynamic_shapes=(tokens, tokens),
+            dynamic_shapes=shapes,
             outputs=(head.output,),
             states=(),
             patched=module.patched,
@@ -363,10 +371,18 @@ def stepwise(
     )
 
 
-def whole_inputs() -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """Return examples for whole sequences, as long as several chunks, and their dynamic shapes."""
-    tokens = {0: Dim(BATCH), 1: Dim(SEQUENCE)}
-    return _inputs(CHUNKS, None), (tokens, tokens)
+def whole_inputs(
+    head: Head, length: int = CHUNKS
+) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+    """Return examples for whole sequences, and their dynamic shapes.
+
+    Args:
+        head: that gives the output.
+        length: of the sequences; as long as several chunks if not given.
+    """
+    tokens, (ids, mask) = {0: Dim(BATCH), 1: Dim(SEQUENCE)}, _inputs(length, None)
+    given = (ids, mask) if head.takes_prompt else (ids, mask, torch.ones_like(mask))
+    return given, (tokens,) * len(given)
 
 
 def _inputs(length: int, vision: VisionTower | None) -> tuple[Tensor, ...]:
