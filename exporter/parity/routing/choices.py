@@ -1,11 +1,13 @@
 """Choices that an artifact makes by scores, as a router does of its experts: read and replaced.
 
-A choice is a node of the graph that gives places along an axis, TopK or ArgMax. A copy of the graph
-gives them as outputs, or takes them as inputs:
+A choice is a node of the graph that gives places along an axis, TopK or ArgMax, or whole numbers in
+place of others, Round. A copy of the graph gives them as outputs, or takes them as inputs:
 
     values, places = TopK(scores, k)    ->    values = GatherElements(scores, places)
+    numbers = Round(values)             ->    numbers is an input
 
-Choices are arrays (..., k) here, whatever their axis is in the graph.
+Choices are arrays (..., k) here, whatever their axis is in the graph: places are integers, numbers
+are floating.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from linexport.parity.reference.extra_outputs import OpenChanged, outputs_of
 from linexport.plugins.ops.op import attribute_value
 
 log = logging.getLogger(__name__)
 
-CHOOSING = ("ArgMax", "ArgMin", "TopK")
+ROUND = "Round"
+CHOOSING = ("ArgMax", "ArgMin", "TopK", ROUND)
 
 Arrays = Mapping[str, np.ndarray]
 """By name."""
@@ -46,6 +49,34 @@ class Made:
     taken: np.ndarray
     largest: bool
     ordered: bool
+
+    @property
+    def count(self) -> int:
+        """Return the number of choices."""
+        return len(self.own)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Values that a program rounds to whole numbers, and numbers that are taken in their stead.
+
+    Attributes:
+        scores: the values, (rows, n).
+        own: numbers of the program, (rows, n).
+        taken: numbers that are taken, (rows, n).
+    """
+
+    scores: np.ndarray
+    own: np.ndarray
+    taken: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Return the number of choices."""
+        return self.own.size
+
+
+Choice = Made | Rounded
 
 
 class _NoChoicesError(Exception):
@@ -126,7 +157,7 @@ def choices_of(open_changed: OpenChanged | None, inputs: Arrays, batch: int) -> 
 
 def run_with(
     open_changed: OpenChanged, inputs: Arrays, choices: Arrays, values: Collection[str] = ()
-) -> tuple[dict[str, np.ndarray], list[Made]]:
+) -> tuple[dict[str, np.ndarray], list[Choice]]:
     """Run an artifact with choices taken as they are given.
 
     Args:
@@ -148,8 +179,8 @@ def run_with(
         del model.graph.node[:]
         model.graph.node.extend(node for node in left if node is not None)
         for name in nodes:
-            value = helper.make_tensor_value_info(name, TensorProto.INT64, None)
-            model.graph.input.append(value)
+            kind = helper.np_dtype_to_tensor_dtype(choices[name].dtype)
+            model.graph.input.append(helper.make_tensor_value_info(name, kind, None))
 
     session = open_changed(replace)
     taken = {name: _axis_back(node, choices[name]) for name, node in nodes.items()}
@@ -191,7 +222,7 @@ def _without_choice(node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def _option(node: onnx.NodeProto, name: str) -> int:
-    defaults = {"axis": -1 if node.op_type == "TopK" else 0, "keepdims": 1}
+    defaults = {"axis": -1 if node.op_type in ("TopK", ROUND) else 0, "keepdims": 1}
     given = {a.name: attribute_value(a) for a in node.attribute}
     return int(given.get(name, defaults.get(name, 1)))
 
@@ -201,6 +232,8 @@ def _is_squeezed(node: onnx.NodeProto) -> bool:
 
 
 def _axis_last(node: onnx.NodeProto, places: np.ndarray) -> np.ndarray:
+    if not places.ndim:  # a number that is rounded
+        return places[None]
     axis = _option(node, "axis")
     places = np.expand_dims(places, axis) if _is_squeezed(node) else places
     return np.moveaxis(places, axis, -1)
@@ -212,9 +245,11 @@ def _axis_back(node: onnx.NodeProto, places: np.ndarray) -> np.ndarray:
     return found.squeeze(axis) if _is_squeezed(node) else found
 
 
-def _made(node: onnx.NodeProto, scores: np.ndarray, taken: np.ndarray) -> Made:
+def _made(node: onnx.NodeProto, scores: np.ndarray, taken: np.ndarray) -> Choice:
     scores = np.moveaxis(scores, _option(node, "axis"), -1)
     scores, taken = (x.reshape(-1, x.shape[-1]) for x in (scores, taken))
+    if node.op_type == ROUND:
+        return Rounded(scores, np.rint(scores), taken)
     largest = node.op_type == "ArgMax" or (
         node.op_type == "TopK" and bool(_option(node, "largest"))
     )

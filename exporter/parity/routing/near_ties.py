@@ -12,6 +12,12 @@ original's own scores s_(1) >= s_(2) >= ... of a token, and e_1 ... e_k what the
 the limit being that of any value, see ``linexport.parity.tolerances``: two scores that are each off
 by so much may change places. As there, what the original loses in these scores from float64 to
 float32 is allowed for.
+
+Values that are rounded to whole numbers, as activations to 8 bits, are such choices: a value near
+the middle of two numbers becomes either. With the original's own values x of a token and the
+artifact's numbers n, which are the next ones where they differ from the original's round(x),
+
+    | x_i - (n_i + round(x_i)) / 2 | <= limit(max |x|).
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from torch import Tensor
 
 from linexport.parity.cases import Case
 from linexport.parity.noise.float32_error import apart
-from linexport.parity.routing.choices import Made
+from linexport.parity.routing.choices import Choice, Made, Rounded
 from linexport.parity.tolerances import Tolerance
 from linexport.patches import are_choices_replaced, choosing_together
 from linexport.system.torch_internals.operators import OperatorMode, arguments, name_of
@@ -47,6 +53,7 @@ Run = Callable[[Deciding], T]
 LARGEST = {"aten::argmax", "aten::max"}
 SMALLEST = {"aten::argmin", "aten::min"}
 CHOOSING = {"aten::sort", "aten::topk", *LARGEST, *SMALLEST}
+ROUNDING = {"aten::round", "aten::round_"}
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,9 @@ def notes(found: Sequence[tuple[Case, NearTies]]) -> list[str]:
     others = f", and some in {len(found) - 1} more" if len(found) > 1 else ""
     return [
         f"On the {case.name} inputs at {case.at} rounding decides {most.differing} of "
-        f"{most.of} choices of the original, as a router's between experts{others}: their scores "
-        f"differ by {gap:.0e} of the token's largest at the most. There the original was run with "
-        "the choices of the artifact, and compared as always."
+        f"{most.of} choices of the original, as a router's between experts or of the next whole "
+        f"number{others}: their scores differ by {gap:.0e} of the token's largest at the most. "
+        "There the original was run with the choices of the artifact, and compared as always."
     ]
 
 
@@ -140,7 +147,7 @@ def run_alike(single: Run[T], double: Run[T], tolerance: Tolerance) -> T | None:
     return None if decided is None else decided.outputs[0]
 
 
-def within_rounding(runs: Sequence[Sequence[Made]], tolerance: Tolerance) -> NearTies | None:
+def within_rounding(runs: Sequence[Sequence[Choice]], tolerance: Tolerance) -> NearTies | None:
     """Return how near the choices taken are to a program's own; None where one is not near.
 
     Args:
@@ -158,17 +165,19 @@ def within_rounding(runs: Sequence[Sequence[Made]], tolerance: Tolerance) -> Nea
             return None
         differing = np.concatenate([np.zeros(0), *known])
         ties = NearTies(
-            len(differing), sum(len(m.own) for m in made), float(differing.max(initial=0.0))
+            len(differing), sum(m.count for m in made), float(differing.max(initial=0.0))
         )
         most = max(most, ties, key=lambda x: (x.differing, x.of))
     return most
 
 
-def _near(made: Made, tolerance: Tolerance, rounding: float) -> np.ndarray | None:
+def _near(made: Choice, tolerance: Tolerance, rounding: float) -> np.ndarray | None:
     """Return distances of scores, each relative to the largest of its row, where choices differ.
 
     None where one of them is more than rounding.
     """
+    if isinstance(made, Rounded):
+        return _near_middle(made, tolerance, rounding)
     signed = made.scores if made.largest else -made.scores
     own, taken = made.own, made.taken
     if not made.ordered:
@@ -186,12 +195,24 @@ def _near(made: Made, tolerance: Tolerance, rounding: float) -> np.ndarray | Non
     return gaps / np.where(sizes, sizes, 1.0) if (gaps <= limits).all() else None
 
 
+def _near_middle(made: Rounded, tolerance: Tolerance, rounding: float) -> np.ndarray | None:
+    """Return distances to the middle of two numbers, see ``_near``."""
+    rows, columns = np.nonzero(made.own != made.taken)
+    own, taken = made.own[rows, columns], made.taken[rows, columns]
+    gaps = np.abs(made.scores[rows, columns] - (own + taken) / 2)
+    sizes = np.abs(made.scores).max(-1, initial=0.0)[rows]
+    limits = [tolerance.limit(float(size), rounding) for size in sizes]
+    near = (np.abs(own - taken) == 1) & (gaps <= limits)
+    return gaps / np.where(sizes, sizes, 1.0) if near.all() else None
+
+
 class ForcedChoices(OperatorMode):
     """A context in which PyTorch takes given choices in place of its own.
 
     Args:
-        choices: places (..., k), in the order in which they are made. Those that no call fits are
-            left out; a call that none fits makes its own. None: all calls make their own.
+        choices: places (..., k), in the order in which they are made, and whole numbers in
+            floating point. Those that no call fits are left out; a call that none fits makes its
+            own. None: all calls make their own.
         kept: tokens that count, (B, T) of 1 and 0: others keep their own choice. None: all count.
         near: a tolerance within which choices are taken, others are not; None: all are taken.
 
@@ -207,10 +228,11 @@ class ForcedChoices(OperatorMode):
         near: Tolerance | None = None,
     ) -> None:
         super().__init__()
-        self.made: list[Made] = []
+        self.made: list[Choice] = []
         self.absurd = False
         self._near = near
-        self._left = None if choices is None else list(choices)
+        self._left = None if choices is None else [c for c in choices if c.dtype.kind != "f"]
+        self._numbers = None if choices is None else [c for c in choices if c.dtype.kind == "f"]
         self._kept = None if kept is None else torch.from_numpy(kept.reshape(-1) != 0)
 
     def __enter__(self) -> ForcedChoices:
@@ -231,8 +253,10 @@ class ForcedChoices(OperatorMode):
         kwargs: Keywords | None = None,
     ) -> object:
         """``func``, or the places that are given and their values."""
-        found = func(*args, **(kwargs or {}))
         name = name_of(func)
+        if name in ROUNDING and are_choices_replaced():
+            return self._rounded(func, args, kwargs or {})
+        found = func(*args, **(kwargs or {}))
         if name not in CHOOSING or not are_choices_replaced():
             return found
         given = arguments(func, args, kwargs or {})
@@ -255,17 +279,54 @@ class ForcedChoices(OperatorMode):
         taken, values = (x.squeeze(dim) if squeezed else x for x in (taken, values))
         return taken if isinstance(found, Tensor) else (values, taken)
 
+    def _rounded(self, func: TorchCallable, args: Positional, kwargs: Keywords) -> object:
+        """Return numbers that are given in place of those of a call that rounds."""
+        given = arguments(func, args, kwargs)
+        values = given["self"].clone()
+        found: Tensor = func(*args, **kwargs)
+        if given.get("decimals") or not values.is_floating_point() or not values.dim():
+            return found
+        own = found.reshape(-1, found.shape[-1])
+        numbers = self._next_numbers(own)
+        if numbers is None:
+            return found
+        taken, counted = self._of_counted(torch.from_numpy(numbers).to(own.dtype), own)
+        among, mine, other = (
+            x[counted].double().numpy() for x in (values.reshape(own.shape), own, taken)
+        )
+        made = Rounded(among, mine, other)
+        if self._near is not None and _near(made, self._near, 0.0) is None:
+            return found
+        self.made.append(made)
+        return found.copy_(taken.reshape(found.shape))
+
+    def _next_numbers(self, own: Tensor) -> np.ndarray | None:
+        """Return the next numbers of that size that are the same or the next ones everywhere."""
+        mine = own.double().numpy().copy()
+        for place, choice in enumerate([mine] if self._numbers is None else self._numbers):
+            if choice.shape[-1] == own.shape[-1] and choice.size == own.numel():
+                numbers = choice.reshape(own.shape)
+                if (np.abs(numbers - mine) <= 1).all():
+                    if self._numbers is not None:
+                        del self._numbers[place]
+                    return np.ascontiguousarray(numbers)
+        return None
+
+    def _of_counted(self, taken: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return choices (rows, k) with a program's own for tokens that do not count; who does."""
+        counted = torch.ones(len(rows), dtype=torch.bool)
+        if self._kept is not None and len(rows) % len(self._kept) == 0:
+            counted = self._kept.repeat_interleave(len(rows) // len(self._kept))
+            taken = torch.where(counted[:, None], taken, rows)
+        return taken, counted
+
     def _taken(self, scores: Tensor, own: Tensor, largest: bool, ordered: bool) -> Tensor | None:
         """Return what is taken of scores (..., n) in place of (..., k); None for that itself."""
         choice = self._next(own)
         if choice is None:
             return None
         rows = own.reshape(-1, own.shape[-1])
-        taken = torch.from_numpy(choice.reshape(rows.shape))
-        counted = torch.ones(len(rows), dtype=torch.bool)
-        if self._kept is not None and len(rows) % len(self._kept) == 0:
-            counted = self._kept.repeat_interleave(len(rows) // len(self._kept))
-            taken = torch.where(counted[:, None], taken, rows)
+        taken, counted = self._of_counted(torch.from_numpy(choice.reshape(rows.shape)), rows)
         twice = (taken.sort(-1).values.diff(dim=-1) == 0).any()
         if twice or bool((taken < 0).any()) or bool((taken >= scores.shape[-1]).any()):
             self.absurd = True
