@@ -24,7 +24,13 @@ from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import absent, mamba
 from linexport.patches.gpu_kernels.convolutions import causal_conv1d, causal_conv1d_update
 from linexport.patches.gpu_kernels.fla_delta import gated_delta_rule
-from linexport.patches.gpu_kernels.norms import layer_norm_gated, layernorm_fn, rms_norm
+from linexport.patches.gpu_kernels.norms import (
+    bit_linear,
+    layer_norm_gated,
+    layer_norm_linear_quant,
+    layernorm_fn,
+    rms_norm,
+)
 from linexport.sources import load_model
 from linexport.sources.factory import load_factory, load_module
 from linexport.sources.objects import load_object
@@ -230,6 +236,30 @@ def test_short_convolutions_are_their_formula_and_go_on_from_their_state(role: N
     state = state[..., 1:].clone()
     steps = [causal_conv1d_update(x[:, t], state, weight, bias, "silu") for t in range(4, T)]
     check(torch.stack(steps, 1), expected[:, 4:])
+
+
+def test_a_linear_layer_of_few_bits_is_its_formula() -> None:
+    """Activations in 8 bits of a token's largest, weights of -1, 0 and 1 times their mean."""
+    random = np.random.default_rng(0)
+    x, weight, scale = (random.standard_normal(s) for s in ((2, 5, 12), (7, 12), (12,)))
+    bias, residual = random.standard_normal(7), random.standard_normal((2, 5, 12))
+
+    def formula(x: np.ndarray, centred: bool) -> np.ndarray:
+        y = x - x.mean(-1, keepdims=True) if centred else x
+        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * scale
+        most = np.abs(y).max(-1, keepdims=True)
+        y = np.rint(127 * y / most) * most / 127
+        mean = np.abs(weight).mean()
+        return y @ (np.clip(np.rint(weight / mean), -1, 1) * mean).T + bias
+
+    given = [torch.from_numpy(v) for v in (x, weight, bias, scale, residual)]
+    found = bit_linear(given[0], given[1], given[2], given[3], eps=1e-6)
+    np.testing.assert_allclose(found, formula(x, centred=False), atol=1e-12)
+    y, sum_ = layer_norm_linear_quant(
+        *(given[0], given[3], None, given[1], given[2], given[4], 1e-6), prenorm=True
+    )
+    np.testing.assert_allclose(y, formula(x + residual, centred=True), atol=1e-12)
+    np.testing.assert_allclose(sum_, x + residual)
 
 
 def test_norms_are_their_formulas() -> None:

@@ -5,6 +5,12 @@
     l2 norm     x / sqrt(|x|^2 + eps)
 
 A residual is added first, and handed on where ``prenorm`` asks for it.
+
+    8 bits      round(127 x / m) m / 127,      m the largest |x| of a token
+    ternary     clamp(round(w / m), -1, 1) m,  m the mean of |w|
+
+are how a BitLinear rounds the norm and its weights. Kernels round halves away from zero, and here
+they go to the even number: a value so near a half is either within rounding.
 """
 
 from __future__ import annotations
@@ -97,6 +103,66 @@ def rms_norm_linear(
     """Stand in for ``rms_norm_linear``."""
     return layer_norm_linear(
         x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, True
+    )
+
+
+def _of_8_bits(x: Tensor) -> Tensor:
+    scale = 127.0 / wide(x).abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    return ((wide(x) * scale).round().clamp(-128, 127) / scale).to(x.dtype)
+
+
+def _ternary(weight: Tensor) -> Tensor:
+    scale = 1.0 / weight.abs().mean().clamp(min=1e-5)
+    return (weight * scale).round().clamp(-1, 1) / scale
+
+
+def layer_norm_linear_quant(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-6,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+) -> Any:
+    """Stand in for ``layer_norm_linear_quant``: a ternary linear layer of the norm in 8 bits."""
+    y, x = layer_norm(x, norm_weight, norm_bias, residual, eps, True, is_rms_norm)
+    y = F.linear(_of_8_bits(y), _ternary(linear_weight), linear_bias)
+    return (y, x) if prenorm else y
+
+
+def rms_norm_linear_quant(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> Any:
+    """Stand in for ``rms_norm_linear_quant``."""
+    return layer_norm_linear_quant(
+        *(x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm),
+        is_rms_norm=True,
+    )
+
+
+def bit_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 1e-8,
+) -> Any:
+    """Stand in for ``bit_linear``."""
+    return layer_norm_linear_quant(
+        x, norm_weight, norm_bias, weight, bias, eps=eps, is_rms_norm=True
     )
 
 
@@ -238,12 +304,16 @@ def rms_norm_fn(
 
 FLA, MAMBA, BOTH = ("fla",), ("mamba_ssm",), ("fla", "mamba_ssm")
 LAYER, RMS = "a layer norm", "a root mean square norm"
+BITS = "in 8 bits times ternary weights"
 
 KERNELS = (
     GpuKernel(FLA, ("layer_norm", "group_norm"), layer_norm, LAYER),
     GpuKernel(FLA, ("rms_norm",), rms_norm, RMS, "modules.layernorm.rms_norm_ref"),
     GpuKernel(FLA, ("layer_norm_linear", "group_norm_linear"), layer_norm_linear, LAYER),
     GpuKernel(FLA, ("rms_norm_linear",), rms_norm_linear, RMS),
+    GpuKernel(FLA, ("layer_norm_linear_quant",), layer_norm_linear_quant, f"{LAYER} {BITS}"),
+    GpuKernel(FLA, ("rms_norm_linear_quant",), rms_norm_linear_quant, f"{RMS} {BITS}"),
+    GpuKernel(FLA, ("bit_linear",), bit_linear, f"{RMS} {BITS}"),
     GpuKernel(FLA, ("layer_norm_gated",), layer_norm_gated, f"{LAYER} times a gate"),
     GpuKernel(FLA, ("rms_norm_gated",), rms_norm_gated, f"{RMS} times a gate"),
     GpuKernel(FLA, ("layer_norm_swish_gate_linear",), layer_norm_swish_gate_linear, LAYER),

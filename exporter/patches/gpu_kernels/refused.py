@@ -23,7 +23,6 @@ COMPLEX_STATES = "a state space whose states are complex, with a step of the tra
 
 USE_LISTED = "Use a layer that linexport's page on GPU libraries lists as one that converts"
 USE_MAMBA3_FOLDER = "Convert a model folder of the type mamba3, or use Mamba2"
-USE_LINEAR = "Use nn.Linear, with the weights rounded once"
 NO_FORM = "of which linexport has no form without a GPU"
 
 
@@ -54,11 +53,6 @@ KERNELS = (
     _refused(("chunk_precond_kda", "fused_recurrent_precond_kda"), PRECONDITIONED),
     _refused(("chunk_log_linear_attn",), LOG_LINEAR, "Use Mamba2"),
     _refused(("chunk_cyfa", "fused_recurrent_cyfa"), CYCLIC),
-    _refused(
-        ("layer_norm_linear_quant", "rms_norm_linear_quant", "bit_linear"),
-        "a product of ternary weights with activations rounded to 8 bits",
-        USE_LINEAR,
-    ),
     _refused(
         ("mamba3_siso_combined", "mamba3_mimo"), COMPLEX_STATES, USE_MAMBA3_FOLDER, ("mamba_ssm",)
     ),
