@@ -436,37 +436,25 @@ def test_tiles_of_a_picture_are_pixels_as_well(order: str, tmp_path: Path) -> No
     assert read_picture(path).size == (16, 16)
 
 
-class Wire:
-    """Standard input and output of the process that prepares pictures."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: bytes) -> None:
-        self._out = io.BytesIO()
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
-        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=self._out))
-        monkeypatch.setattr(picture_process, "allow", lambda seconds: None)
-
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self._out.getvalue().splitlines()]
-
-
 @pytest.mark.parametrize("given", [b"no\n", b""])
 def test_nothing_is_decoded_before_its_memory_is_counted(
     given: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = io.BytesIO()
     image.new("1", (5000, 3000)).save(content, "PNG")
-    wire = Wire(monkeypatch, given)
+    wire = picture_process.Wire(io.BytesIO(given), answers := io.BytesIO())
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    monkeypatch.setattr(picture_process, "allow", lambda seconds: None)
     processor: Any = None
     with pytest.raises(picture_process.DroppedError):
-        picture_process.answer(processor, [content.getvalue()] * 2, 30_000_000)
-    assert wire.lines() == [{"pixels": 30_000_000}]
+        picture_process.answer(wire, processor, [content.getvalue()] * 2, 30_000_000)
+    assert json.loads(answers.getvalue()) == {"pixels": 30_000_000}
     with pytest.raises(UsageError, match="have 30,000,000 pixels together; this server reads at"):
-        picture_process.answer(processor, [content.getvalue()] * 2, 29_999_999)
+        picture_process.answer(wire, processor, [content.getvalue()] * 2, 29_999_999)
     tiles = [tiled(4_000), tiled(4_000)]  # 16 x 16 pixels, decoded as tiles of sixteen million
     with pytest.raises(UsageError, match="have 32,000,000 pixels together"):
-        picture_process.answer(processor, tiles, 29_999_999)
-    assert wire.lines() == [{"pixels": 30_000_000}]
+        picture_process.answer(wire, processor, tiles, 29_999_999)
+    assert json.loads(answers.getvalue()) == {"pixels": 30_000_000}
 
 
 OTHERS = {

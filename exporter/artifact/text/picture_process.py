@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -45,32 +48,64 @@ def main() -> None:
     folder, family, name = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer
     limit(resource.RLIMIT_CORE, 0)
+    wire = Wire(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     try:
         processor = ImageProcessor(Path(folder), family, name)
     except LinexportError as error:
-        write({"error": str(error)})
+        wire.write({"error": str(error)})
         return
-    write({})
+    wire.write({})
     limit(resource.RLIMIT_DATA, data_in_use() + MEMORY)
-    for line in sys.stdin.buffer:
+    for line in wire.given:
         request = json.loads(line)
-        contents = [sys.stdin.buffer.read(size) for size in request["sizes"]]
+        contents = [wire.given.read(size) for size in request["sizes"]]
         try:
-            answer(processor, contents, request["most"])
+            answer(wire, processor, contents, request["most"])
         except DroppedError:
             continue
         except MemoryError:
-            write({"error": f"The images take more than {MEMORY / 2**30:g} GiB to prepare."})
+            wire.write({"error": f"The images take more than {MEMORY / 2**30:g} GiB to prepare."})
         except LinexportError as error:
-            write({"error": str(error)})
+            wire.write({"error": str(error)})
         except Exception as error:  # of Pillow or of transformers, on what anybody has sent
-            write({"error": f"The images cannot be prepared: {type(error).__name__}: {error}."})
+            what = f"{type(error).__name__}: {error}"
+            wire.write({"error": f"The images cannot be prepared: {what}."})
 
 
-def answer(processor: ImageProcessor, contents: Sequence[bytes], most: int) -> None:
+@dataclass(frozen=True)
+class Wire:
+    """Both directions of the connection to the parent."""
+
+    given: BinaryIO
+    answers: BinaryIO
+
+    def write(self, line: dict[str, object]) -> None:
+        """Write an answer."""
+        self.answers.write(json.dumps(line).encode() + b"\n")
+        self.answers.flush()
+
+    def send(self, contents: Iterable[memoryview]) -> None:
+        """Write bytes."""
+        for content in contents:
+            self.answers.write(content)
+        self.answers.flush()
+
+    def check_admitted(self) -> None:
+        """Wait for the parent's word.
+
+        Raises:
+            DroppedError: it is not "go".
+        """
+        if self.given.readline() != GO:
+            raise DroppedError
+
+
+def answer(wire: Wire, processor: ImageProcessor, contents: Sequence[bytes], most: int) -> None:
     """Write what pictures are for the model, as far as the parent admits it.
 
     Args:
+        wire: to the parent.
         processor: of the model.
         contents: of the pictures.
         most: pixels that they may have together.
@@ -91,14 +126,14 @@ def answer(processor: ImageProcessor, contents: Sequence[bytes], most: int) -> N
                 f"The images have {pixels:,} pixels together; this server reads at most {most:,} "
                 "(--max-pixels). Scale them down."
             )
-        write({"pixels": pixels})
-        check_admitted()
+        wire.write({"pixels": pixels})
+        wire.check_admitted()
         allow(SECONDS + pixels / PIXELS)
         prepared = processor.prepared([in_rgb(picture) for picture, _ in opened])
-    send(prepared)
+    send(wire, prepared)
 
 
-def send(prepared: Prepared) -> None:
+def send(wire: Wire, prepared: Prepared) -> None:
     """Write the arrays, once the parent has room for them.
 
     Raises:
@@ -106,33 +141,15 @@ def send(prepared: Prepared) -> None:
     """
     arrays = {name: np.ascontiguousarray(values) for name, values in prepared.images.items()}
     described = [[name, values.dtype.str, values.shape] for name, values in arrays.items()]
-    write({"tokens": prepared.tokens, "arrays": described})
-    check_admitted()
-    for values in arrays.values():
-        sys.stdout.buffer.write(values.data)
-    sys.stdout.buffer.flush()
-
-
-def check_admitted() -> None:
-    """Wait for the parent's word.
-
-    Raises:
-        DroppedError: it is not "go".
-    """
-    if sys.stdin.buffer.readline() != GO:
-        raise DroppedError
+    wire.write({"tokens": prepared.tokens, "arrays": described})
+    wire.check_admitted()
+    wire.send(values.data for values in arrays.values())
 
 
 def data_in_use() -> int:
     """Return the bytes of this process that ``RLIMIT_DATA`` counts, at most."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * resource.getpagesize()
-
-
-def write(line: dict[str, object]) -> None:
-    """Write an answer."""
-    sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -85,6 +85,9 @@ class PictureReader:
             except TimeoutError:
                 await self._end()
                 raise UsageError(f"Preparing the images took more than {SECONDS:g} s.") from None
+            except ValueError as error:  # a line that is not JSON: the rest is not either
+                await self._end()
+                raise UsageError(f"The answer of the image processor is damaged: {error}") from None
             except (ConnectionError, asyncio.IncompleteReadError):
                 raise UsageError(await self._post_mortem()) from None
             except asyncio.CancelledError:  # the next request must not read the rest
