@@ -5,6 +5,14 @@
 The layer's own PyTorch is what is compared with. It cuts what it pads where the example needs
 padding, so that a trace holds for those lengths alone. Its mask zeroes what padding writes; the
 state decays over padding as over tokens.
+
+Keys and queries of groups are those of neighbouring heads, as the library's kernels have them:
+
+    kernels          head h has group h // (heads / groups)
+    torch_forward    head h has group h mod groups
+
+They differ where there are several groups of several heads, and nothing runs the kernels here: such
+a layer is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +40,25 @@ def torch_forward(
             "Mamba2 of fla is given a state. Give it whole sequences: the artifact carries its "
             "states itself."
         )
+    if 1 < self.n_groups < self.num_heads:
+        raise UnsupportedModelError(
+            f"Mamba2 of fla has {self.n_groups} groups for {self.num_heads} heads (n_groups, "
+            "num_heads): on a CPU its code gives neighbouring heads different groups, and on a GPU "
+            "its kernels give them the same one, so that there is no original here to compare an "
+            "artifact with. Save the model as a folder of the type mamba2, which the code of "
+            "transformers computes as those kernels do, and convert that."
+        )
+    return forward(self, input_states, attention_mask), None, None
+
+
+def forward(self: LibraryObject, input_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the output of a layer, (B, T, width of the model), as the kernels compute it.
+
+    Args:
+        self: the layer.
+        input_states: (B, T, width of the model).
+        attention_mask: (B, T), 1 for tokens and 0 for padding; None for none.
+    """
     width, heads, groups = self.intermediate_size, self.num_heads, self.n_groups
     keys, is_silu = groups * self.ssm_state_size, self.activation in ("silu", "swish")
     projected = self.in_proj(input_states)
@@ -64,7 +91,8 @@ def torch_forward(
         )
     else:
         y = y * self.act(gate)
-    return self.out_proj(y), None, None
+    found: Tensor = self.out_proj(y)
+    return found
 
 
 def _without_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -94,11 +94,28 @@ def test_a_masked_layer_of_mamba_2_is_its_formula(
     layer, drawn = second(activation, rmsnorm), np.random.default_rng(seed)
     x, mask = drawn.standard_normal((batch, tokens, 5)), drawn.integers(0, 2, (batch, tokens))
     given_mask, given_x = torch.from_numpy(mask), torch.from_numpy(x).float()
-    found, *_ = fla_mamba2.torch_forward(layer, given_x, attention_mask=given_mask)
+    found = fla_mamba2.forward(layer, given_x, given_mask)
     np.testing.assert_allclose(array(found), oracle(layer, x, mask), rtol=1e-4, atol=1e-5)
-    found, *_ = fla_mamba2.torch_forward(layer, given_x)
+    found = fla_mamba2.forward(layer, given_x, None)
     expected = oracle(layer, x, np.ones_like(mask))
     np.testing.assert_allclose(array(found), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_groups_of_several_heads_are_refused_for_what_the_library_computes(groups: int) -> None:
+    """Its code without a GPU repeats the groups, its kernels each of them."""
+    layer, x = second("silu", True), torch.zeros(1, 3, 5)
+    layer.num_heads, layer.n_groups = 4, groups
+    keys = 2 * groups * STATES
+    layer.conv_dim = WIDTH + keys
+    layer.in_proj = nn.Linear(5, WIDTH + layer.conv_dim + 4)
+    layer.conv1d = nn.Conv1d(layer.conv_dim, layer.conv_dim, TAPS, groups=layer.conv_dim)
+    layer.A_log, layer.D, layer.dt_bias = (nn.Parameter(torch.rand(4)) for _ in range(3))
+    if groups != 2:
+        assert fla_mamba2.torch_forward(layer, x)[0].shape == x.shape
+        return
+    with pytest.raises(UnsupportedModelError, match=r"2 groups for 4 heads .* type mamba2"):
+        fla_mamba2.torch_forward(layer, x)
 
 
 @pytest.mark.parametrize(
