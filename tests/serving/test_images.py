@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +22,12 @@ import linexport
 from linexport.artifact import Artifact
 from linexport.artifact.text.image_processor import with_pictures
 from linexport.artifact.text.language_interface import language_interface
+from linexport.artifact.text.sampling import Sampling
 from linexport.artifact.text.tokenizer import find_tokenizer
+from linexport.serving.computing import LocalComputing
+from linexport.serving.limits import Limits
 from linexport.serving.service import Service
+from linexport.serving.text import End, Order, TextSettings
 from tests.hugging_face.test_pictures import add_language, add_tiles, torchvision_works
 from tests.support.families import save_model
 from tests.support.serving import Served, eventually, served
@@ -242,6 +248,36 @@ def test_a_process_that_ends_is_started_again(
         ask(client, files[:1])
     assert written(ask(client, files[:1])) == before
     assert process_of(server.service).pid != process.pid
+
+
+def test_a_text_goes_on_elsewhere_with_its_images(model: Artifact, files: list[Path]) -> None:
+    """As where a machine of a cluster ends: order and tokens so far are sent to another."""
+    limits = Limits(slots=2, chunk=CHUNK, cache_mb=0)
+
+    async def tokens(service: Service, order: Order) -> list[int]:
+        texts, found = service.write(order, lambda: None), []
+        while not isinstance(event := await texts.next(), End):
+            found += [] if event.token is None else [event.token]
+        return found
+
+    async def both() -> tuple[list[int], list[int]]:
+        service = Service(model, LocalComputing(model, limits), "tiny", limits)
+        service.start()
+        assert service.language is not None and service.language.template is not None
+        content = [{"type": "image"}, {"type": "text", "text": "w5 w6"}]
+        prompt = await service.language.template.render([{"role": "user", "content": content}])
+        image = files[0].read_bytes()
+        plain = service.encode(prompt, None, special=False)
+        beginning = await service.with_images(plain, [image], lambda size, what: None)
+        order = Order(TextSettings(Sampling(), 12), {0: beginning})
+        whole = await tokens(service, order)
+        sent: Order = pickle.loads(pickle.dumps(order))
+        rest = await tokens(service, sent.after({0: tuple(whole[:5])}))
+        await service.close()
+        return whole, rest
+
+    whole, rest = asyncio.run(both())
+    assert len(whole) > 6 and rest == whole[5:]
 
 
 def test_a_prompt_with_images_is_not_parked_before_it_is_computed(
