@@ -10,6 +10,7 @@ from pathlib import Path
 
 from linexport import targets
 from linexport.artifact.checked import checked_artifact
+from linexport.artifact.text.language_interface import logits_of
 from linexport.conversion.add_records import with_engines_checked, with_status, with_warnings
 from linexport.conversion.publish import write_reports
 from linexport.conversion.revalidate import reopen
@@ -64,7 +65,7 @@ def build(
         raise UsageError(f"{folder} was not prepared for an engine: {_instead(manifest)}")
     with watch.stage("build"):
         cache = None if timing_cache is None else Path(timing_cache)
-        engine = finish(targets.Finishing(folder, manifest, cache))
+        engine = finish(targets.Finishing(folder, manifest, cache, logits_of(manifest)))
     manifest = _with_engine(manifest, engine, folder)
     if engine.plugin_library:
         with watch.stage("plugins"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from linexport import targets
+from linexport.artifact.text.language_interface import logits_of
 from linexport.conversion.add_records import with_warnings
 from linexport.graph import dims as dimensions
 from linexport.manifest import MODEL, ConvertOptions, Manifest
@@ -49,7 +50,7 @@ def with_prepared(
 ) -> Manifest:
     """Write the files that build the model's engines on other machines."""
     prepared = assemble(converted)
-    names = [prepared.plugin_source, prepared.script, *prepared.loaders]
+    names = [prepared.plugin_source, prepared.script, prepared.graph, *prepared.loaders]
     files = {name: file_record(folder / name) for name in names if name is not None}
     manifest = replace(manifest, prepared=prepared, files={**manifest.files, **files})
     return with_warnings(manifest, [ROUNDED] if manifest.precision == "bf16" else [])
@@ -58,7 +59,7 @@ def with_prepared(
 def files_of(manifest: Manifest) -> set[str]:
     """Return the names of engines and of what was written to build them."""
     prepared = manifest.prepared
-    others = () if prepared is None else (prepared.plugin_source, prepared.script)
+    others = (prepared.plugin_source, prepared.script, prepared.graph) if prepared else ()
     loaders = () if prepared is None else prepared.loaders
     return {*(e.file for e in manifest.engines), *filter(None, others), *loaders}
 
@@ -80,7 +81,11 @@ def with_engines_of(manifest: Manifest, folder: Path, config: ConvertOptions) ->
     past = dimensions.parse(config.dims).get(dimensions.PAST)
     tensors = manifest.inputs, manifest.outputs, manifest.states
     given = targets.Converted(
-        folder / MODEL, ranges, *tensors, None if dimensions.PAST in ranges else past
+        folder / MODEL,
+        ranges,
+        *tensors,
+        None if dimensions.PAST in ranges else past,
+        logits_of(manifest),
     )
     if target.assemble:
         manifest = with_prepared(manifest, folder, target.assemble, given)

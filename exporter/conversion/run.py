@@ -14,6 +14,7 @@ from functools import partial
 
 from linexport import parity, targets, trace
 from linexport.artifact.temporary import open_written
+from linexport.artifact.text.language_interface import logits_of
 from linexport.conversion import axis_roles
 from linexport.conversion.add_records import (
     Measuring,
@@ -301,4 +302,4 @@ def _converted(
             "--dim past is of keys and values, and no state of this model grows with the tokens; "
             f"found {held}. Leave it out."
         )
-    return targets.Converted(job.model, dims, *tensors, past)
+    return targets.Converted(job.model, dims, *tensors, past, logits_of(manifest))

@@ -50,6 +50,8 @@ class EngineRecord:
         profiles: ranges of sizes it has kernels for.
         plugin_library: it needs linexport's plugins registered.
         in_place: present states that may take the memory of their pasts.
+        logits: the output that has only the tokens whose places the engine's input ``logits_at``
+            gives, (batch, n) int64; None where outputs have all tokens.
         note: what the user should know of the build.
         checked: it equals the original; None where it was not run.
         reason: why not.
@@ -71,6 +73,7 @@ class EngineRecord:
     profiles: tuple[ProfileRecord, ...]
     plugin_library: bool
     in_place: tuple[str, ...]
+    logits: str | None = None
     note: str | None = None
     checked: bool | None = None
     reason: str | None = None

@@ -38,6 +38,7 @@ class PreparedRecord:
         script: shell script that builds library and engine without Python; None where that cannot
             be done.
         loaders: files of programs that run an engine.
+        graph: ONNX file that the script builds of; None for ``model.onnx``.
     """
 
     runtime: str
@@ -45,6 +46,7 @@ class PreparedRecord:
     plugin_source: str | None
     script: str | None
     loaders: tuple[str, ...]
+    graph: str | None = None
 
     def described(self, built: Collection[int]) -> str:
         """Return in words which GPUs lack an engine; ``built`` are compute capabilities."""

@@ -67,7 +67,7 @@ def _write(job: Packaging) -> Packaged:
         engine = triton_engine.chosen(job)
         notes = triton_engine.write_engine(job, engine, version)
         most = triton_engine.largest_batch(job, engine, most)
-        place = triton_engine.instances(engine)
+        place = [*triton_engine.kept_logits(engine), *triton_engine.instances(engine)]
     else:
         on_gpus = triton_cuda.is_for_gpus(job)
         model, renamed = triton_cuda.model(job) if on_gpus else standalone(job)

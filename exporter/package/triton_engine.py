@@ -16,6 +16,7 @@ from linexport.errors import UsageError
 from linexport.manifest.engines import EngineRecord
 from linexport.package.destination import Packaging
 from linexport.plugins.tensorrt.library import NAME as LIBRARY
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_TO_KEEP
 
 RUNTIME = "tensorrt"
 
@@ -82,6 +83,12 @@ def write_engine(job: Packaging, engine: EngineRecord, version: Path) -> tuple[s
             f"The engine needs linexport's plugins. {made}Start the server with "
             f"--backend-config=tensorrt,plugins={there}."
         )
+    if engine.logits is not None:
+        most = engine.profiles[0].dims[LOGITS_TO_KEEP][2]
+        notes.append(
+            f"A request gives {LOGITS_AT}, the places of the tokens whose logits it reads: of T "
+            f"tokens, the last is at T - 1. They are {most} at most."
+        )
     return tuple(notes)
 
 
@@ -99,3 +106,10 @@ def instances(engine: EngineRecord) -> list[str]:
     profiles = ", ".join(f'"{place}"' for place in range(len(engine.profiles)))
     which = f" profile: [ {profiles} ]" if profiles else ""
     return [f"instance_group [ {{ kind: KIND_GPU count: 1{which} }} ]"]
+
+
+def kept_logits(engine: EngineRecord) -> list[str]:
+    """Return the line of config.pbtxt for the input that says which logits are computed."""
+    if engine.logits is None:
+        return []
+    return [f'input [ {{ name: "{LOGITS_AT}" data_type: TYPE_INT64 dims: [ -1 ] }} ]']

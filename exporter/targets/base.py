@@ -175,6 +175,7 @@ class Converted:
         outputs: of the model, states among them.
         states: what an output carries to the input of the next call.
         past: range of the rows of states that grow; None for the target's own.
+        logits: the output with a language model's logits of each token; None of other models.
     """
 
     model: Path
@@ -183,6 +184,7 @@ class Converted:
     outputs: tuple[TensorRecord, ...]
     states: tuple[StateRecord, ...]
     past: DimRange | None = None
+    logits: str | None = None
 
 
 Build = Callable[[Converted], list[EngineRecord]]
@@ -200,11 +202,13 @@ class Finishing:
         folder: of the artifact.
         manifest: of it.
         timing_cache: file of kernels' times; None for the artifact's own.
+        logits: see ``Converted``.
     """
 
     folder: Path
     manifest: Manifest
     timing_cache: Path | None = None
+    logits: str | None = None
 
 
 Finish = Callable[[Finishing], EngineRecord]

@@ -343,6 +343,21 @@ def test_the_server_reads_every_configuration(
     assert (tmp_path / "d" / "lm" / "1" / "model.plan").read_bytes() == b"an engine"
 
 
+def test_a_request_says_which_logits_an_engine_computes(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    given = '[ { name: "logits_at" data_type: TYPE_INT64 dims: [ -1 ] } ]'
+    sizes = {"batch": (1, 1, 8), "seq": (1, 256, 1024), "logits_to_keep": (1, 1, 33)}
+    changes: Any = {"logits": "output", "profiles": (ProfileRecord("prefill", sizes),)}
+    source = converted("language_model", target="onnx")
+    for name, more, expected in (("kept", changes, True), ("all", {}, False)):
+        artifact = with_engine(source, tmp_path / name, **more)
+        place = tmp_path / f"{name} out"
+        done = package(artifact, find_destination("triton"), place, name="lm", options={})
+        assert (f"input {given}" in (place / "lm" / "config.pbtxt").read_text()) == expected
+        assert ("They are 33 at most" in " ".join(done.notes)) == expected
+
+
 def test_engines_that_the_server_cannot_open_are_refused(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:

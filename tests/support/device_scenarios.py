@@ -349,3 +349,21 @@ def validated(folder: Path) -> Any:
         (engine,) = linexport.validate(copy, source=SOURCE, threads=1).engines
     gc.collect()
     return ended([engine.checked, engine.reason, engine.max_relative_error])
+
+
+def logits(folder: Path) -> Any:
+    """Logits of all tokens, of some last ones, of a stream and of inputs on the GPU."""
+    model = opened(folder)
+    ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
+    rows = np.concatenate([ids, ids[:, ::-1]])
+    found = [next(iter(model.run(rows, logits_to_keep=n).values())).tolist() for n in (0, 1, 7, 99)]
+    live = model.stream()
+    for start, end, kept in ((0, 9, 0), (9, 10, 1), (10, 16, 6)):
+        mark(f"{end - start} tokens, {kept} kept")
+        part = live.step(rows[:, start:end], logits_to_keep=kept)
+        found.append(next(iter(part.values())).tolist())
+    mark("stepped")
+    there = model.run(model.hold({"ids": rows})["ids"])
+    found.append(np.asarray(next(iter(there.values()))).tolist())
+    model.close()
+    return ended(found)

@@ -16,8 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 
 from linexport.manifest import Manifest
+from linexport.manifest.records import InputRecord
+from linexport.targets.lowering.kept_logits import with_logits_at
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_TO_KEEP
 from linexport.targets.trt.precision import open_here
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -87,9 +91,16 @@ class ICudaEngine:
     """The model of an artifact."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.session, self.manifest = open_here(folder / "model.onnx", threads=1), manifest
-        self.records = [*manifest.inputs, *manifest.outputs]
-        self.given = {r.name for r in manifest.inputs}
+        self.manifest, self.logits = manifest, manifest.engines[0].logits
+        model: Path | bytes = folder / "model.onnx"
+        kept = list[InputRecord]()
+        if self.logits is not None:
+            graph = with_logits_at(onnx.load_model(str(model)), self.logits)
+            model = graph.SerializeToString()
+            kept = [InputRecord(LOGITS_AT, "int64", ("rows of logits", LOGITS_TO_KEEP))]
+        self.session, self.inputs = open_here(model, threads=1), [*manifest.inputs, *kept]
+        self.records = [*self.inputs, *manifest.outputs]
+        self.given = {r.name for r in self.inputs}
         self.num_io_tensors = len(self.records)
         self.num_optimization_profiles = len(manifest.engines[0].profiles)
 
@@ -141,13 +152,15 @@ class IExecutionContext:
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         sizes: dict[str, int] = {}
-        for record in self.engine.manifest.inputs:
+        for record in self.engine.inputs:
             for dim, size in zip(record.shape, self.shapes[record.name], strict=True):
                 if isinstance(dim, str):
                     sizes[dim] = size
         shape = next(r.shape for r in self.engine.manifest.outputs if r.name == name)
         grown = {s.present: s for s in self.engine.manifest.states}.get(name)
         found = [d if isinstance(d, int) else sizes.get(str(d), -1) for d in shape]
+        if name == self.engine.logits:
+            found[1] = sizes[LOGITS_TO_KEEP]
         if grown is not None and grown.grows is not None:
             tokens = next(x for n, x in self.shapes.items() if n in ("input_ids", "x", "tokens"))
             past = self.shapes[grown.past]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,20 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import linexport
 from linexport.artifact import Artifact
 from linexport.errors import UsageError
-from linexport.targets.base import OrtSession
-from linexport.targets.lowering.kept_logits import with_kept_logits
-from linexport.targets.runtime.options import LOGITS_FROM, LOGITS_TO_KEEP
+from linexport.graph.dims import DimRange
+from linexport.graph.interface import input_records, tensor_records
+from linexport.targets.base import Converted, OrtSession
+from linexport.targets.lowering.kept_logits import with_kept_logits, with_logits_at
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_FROM, LOGITS_TO_KEEP
+from linexport.targets.trt.engine_form import engine_form
+from linexport.targets.trt.session import places
 
 WIDTH, VOCABULARY = 4, 7
 
@@ -75,6 +82,33 @@ def test_logits_of_the_last_tokens_are_those_of_all(name: str, kept: int) -> Non
     assert last.shape[1] == min(kept, 5)
 
 
+@given(st.data(), st.sampled_from(sorted(TAILS)), st.integers(1, 4), st.integers(1, 6))
+@settings(deadline=None, max_examples=40)
+def test_an_engine_gives_logits_at_any_places_of_each_row(
+    data: st.DataObject, name: str, rows: int, tokens: int
+) -> None:
+    """Rows of unequal lengths, whose last tokens are at different places, among them."""
+    changed = with_logits_at(TAILS[name], "logits")
+    onnx.checker.check_model(changed, full_check=True)
+    kept = data.draw(st.integers(1, tokens + 1))
+    numbers = st.lists(st.integers(0, tokens - 1), min_size=kept, max_size=kept)
+    places = np.array([data.draw(numbers) for _ in range(rows)], np.int64)
+    x = np.random.default_rng(rows).normal(size=(rows, tokens, WIDTH)).astype(np.float32)
+    session = onnxruntime.InferenceSession(changed.SerializeToString())
+    (found,) = session.run(None, {"x": x, LOGITS_AT: places})
+    weights = {t.name: numpy_helper.to_array(t) for t in TAILS[name].graph.initializer}
+    hidden = np.stack([row[at] for row, at in zip(x, places, strict=True)]).astype(np.float64)
+    z = hidden @ weights["W"].astype(np.float64)
+    expected = {
+        "plain": z,
+        "a bias": z + weights["bias"],
+        "capped": 3 * np.tanh(z / 3),
+        "scaled first": 3 * z,
+    }[name]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert changed.graph.output[0].type.tensor_type.shape.dim[1].dim_param == LOGITS_TO_KEEP
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -87,11 +121,47 @@ def test_logits_of_the_last_tokens_are_those_of_all(name: str, kept: int) -> Non
 )
 def test_what_may_need_other_tokens_is_left_alone(model: onnx.ModelProto) -> None:
     assert with_kept_logits(model, "logits") is model
+    assert with_logits_at(model, "logits") is model
 
 
-def test_a_model_with_an_input_of_that_name_is_left_alone() -> None:
-    model = with_kept_logits(TAILS["plain"], "logits")
-    assert with_kept_logits(model, "logits") is model
+@pytest.mark.parametrize("change", [with_kept_logits, with_logits_at])
+def test_a_model_with_an_input_of_that_name_is_left_alone(
+    change: Callable[[onnx.ModelProto, str], onnx.ModelProto],
+) -> None:
+    model = change(TAILS["plain"], "logits")
+    assert model is not TAILS["plain"] and change(model, "logits") is model
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "kept"), [(248_320, 8, 33), (248_320, 1, 270), (32_000, 8, 262), (7, 8, 999)]
+)
+def test_the_room_for_logits_says_of_how_many_tokens_they_are(
+    words: int, batch: int, kept: int
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(TAILS["plain"])
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = words
+    dims = {"B": DimRange(1, 1, batch, batch=True), "T": DimRange(1, 16, 999)}
+    tensors = input_records(model.graph.input, {}), tensor_records(model.graph.output)
+    converted = Converted(Path("model.onnx"), dims, *tensors, (), logits="logits")
+    form = engine_form(model, converted)
+    assert form.logits == "logits" and len(form.profiles) == 1
+    assert form.profiles[0].dims[LOGITS_TO_KEEP] == (1, 1, kept)
+    assert form.profiles[0].shapes(["B", LOGITS_TO_KEEP])[2] == [batch, kept]
+    other = engine_form(model, replace(converted, logits=None))
+    assert other.model is model and other.logits is None
+    assert LOGITS_TO_KEEP not in other.profiles[0].dims
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "most", "expected"),
+    [(5, 0, 9, [range(5)]), (5, 2, 9, [range(3, 5)]), (5, 9, 2, [(0, 1), (2, 3), (4,)])],
+)
+def test_places_of_the_last_tokens_are_cut_into_runs(
+    tokens: int, kept: int, most: int, expected: list[Iterable[int]]
+) -> None:
+    found = places((2, tokens), kept, most)
+    assert [part.tolist() for part in found] == [[[*part]] * 2 for part in expected]
 
 
 def test_an_artifact_gives_the_logits_that_are_read(model: Artifact) -> None:

@@ -392,6 +392,108 @@ def test_the_program_in_cpp_carries_the_states(prepared: Path, tmp_path: Path) -
     ]
 
 
+# Language models ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def language(converted: Callable[..., Path], prepared: Path, tmp_path: Path) -> Path:
+    """A copy of a prepared language model."""
+    return Path(shutil.copytree(converted("language_model", **OPTIONS), tmp_path / "language"))
+
+
+def test_the_engine_of_a_language_model_is_built_of_a_graph_of_its_own(
+    language: Path, gpu: Callable[[int], None], converted: Callable[..., Path], rtx: Any
+) -> None:
+    found = read(language).prepared
+    assert found is not None and found.graph == "engine.onnx" in read(language).files
+    arguments = found.gpus[0].trtexec or ()
+    assert "--onnx=engine.onnx" in arguments and "--onnx=engine.onnx" in found_script(language)
+    assert [a.rsplit("logits_at:", 1)[1] for a in arguments if "Shapes=" in a] == [
+        "1x1", "1x1", "8x200", "1x1", "1x1", "8x1"
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "parse_plugin_file.py"), str(language / "engine.onnx")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and json.loads(done.stdout), done.stderr
+    ada = converted("language_model", **{**OPTIONS, "sms": (87, 89)})
+    gpu(89)
+    (engine,) = build(Path(shutil.copytree(ada, language.parent / "ada"))).engines
+    assert engine.logits == "output"
+    assert [p.dims["logits_to_keep"] for p in engine.profiles] == [(1, 1, 200), (1, 1, 1)]
+
+
+def found_script(folder: Path) -> str:
+    return (folder / "build.sh").read_text()
+
+
+DRIVE_TEXT = """
+import sys
+import numpy as np
+sys.path.insert(0, {folder!r})
+import linexport_engine
+model = linexport_engine.Model("engine")
+ids = np.load({inputs!r})
+found = [model({{"tokens": ids[:, start:end]}})["output"] for start, end in {pieces}]
+places = np.array([[1, 2]])
+found.append(model({{"tokens": ids[:, :3], "logits_at": places}})["output"])
+np.save({outputs!r}, np.concatenate(found, 1))
+"""
+
+
+def test_the_python_program_gives_the_logits_of_the_last_token(
+    language: Path, driver: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("cuda.bindings", reason="run.py calls the driver: cuda-bindings")
+    (language / "engine").write_text(str(language))
+    inputs, outputs = tmp_path / "ids.npy", tmp_path / "logits.npy"
+    ids = np.random.default_rng(0).integers(0, 256, (1, 24))
+    np.save(inputs, ids)
+    pieces = [(0, 16), (16, 17), (17, 24)]
+    text = DRIVE_TEXT.format(
+        folder=str(language), inputs=str(inputs), outputs=str(outputs), pieces=pieces
+    )
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(driver),
+        "FAKE_DRIVER_SM": "87",
+        "PYTHONPATH": str(ROOT / "tests/support/tensorrt_stand_in"),
+    }
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    whole = linexport.load(language, engine=False).run(np.concatenate([ids, ids[:, :3]], 1))
+    expected = whole["output"][:, [15, 16, 23, 25, 26]]
+    np.testing.assert_allclose(np.load(outputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_program_in_cpp_gives_the_place_of_the_last_token(
+    language: Path, tmp_path: Path
+) -> None:
+    """A stand-in prints the place that it finds in each call."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    compiled(language / "run.cpp", tmp_path / "run", STAND_INS)
+    states = [(s.past, s.present, s.shape) for s in read(language).states]
+    lines = ["in tokens 1 -1", "in logits_at 1 1", "out output 1 1 256"]
+    for past, present, shape in states:
+        sizes = " ".join(map(str, (1, *shape[1:])))
+        lines += [f"in {past} {sizes}", f"out {present} {sizes}"]
+    (language / "engine").write_text("\n".join(lines))
+    (language / "liblinexport_tensorrt.so").touch()
+    run = [str(tmp_path / "run"), "engine"]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=language)
+    assert done.returncode == 0, done.stderr
+    found = [line.split("; logits_at ")[1].split(";")[0] for line in profiles_of(done.stdout)]
+    assert found == ["15", "0", "0", "0"]
+    assert done.stdout.count("output has 256 values") == 4
+
+
+def profiles_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("profile")]
+
+
 def test_sources_compile_with_the_headers_of_tensorrt(prepared: Path, tmp_path: Path) -> None:
     """The library has a creator for each op that has kernels, and one for whole layers."""
     plugins = [op for op in all_ops().values() if op.kernels]

@@ -7,6 +7,8 @@ those of the ONNX model, and the log shows what was allocated, copied, captured 
 from __future__ import annotations
 
 import ast
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ import pytest
 import linexport
 from linexport.errors import UsageError
 from linexport.targets.runtime.memory_pool import rounded_up
+from linexport.targets.trt import engine_form
 from tests.support import device_scenarios, stand_in_driver
 from tests.support.device_scenarios import PROMPT, TOKENS
 from tests.support.stand_in_driver import LEFT, between
@@ -52,18 +55,18 @@ def growing(rtx: Any, converted: Callable[..., Path]) -> Path:
 def play(
     artifact: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., SimpleNamespace]:
-    """``play(name, library, place)``: the result and the log of a scenario, played once."""
+    """``play(name, library, place, as_name)``: result and log of a scenario, played once a name."""
     folder = tmp_path_factory.mktemp("stand-in")
     driver = stand_in_driver.compiled(folder)
     played: dict[tuple[str, str], SimpleNamespace] = {}
 
     def played_once(
-        name: str, library: str = "tensorrt", place: Path = artifact
+        name: str, library: str = "tensorrt", place: Path = artifact, as_name: str = ""
     ) -> SimpleNamespace:
-        if (name, library) not in played:
-            found = stand_in_driver.play(driver, place, library, name, folder)
-            played[name, library] = found
-        return played[name, library]
+        key = as_name or name, library
+        if key not in played:
+            played[key] = stand_in_driver.play(driver, place, library, name, folder)
+        return played[key]
 
     return played_once
 
@@ -97,15 +100,16 @@ def test_the_text_is_that_of_the_onnx_model(
 
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
 def test_only_tokens_and_logits_cross(play: Callable[..., Any], library: str) -> None:
+    """The place of the token whose logits are read is copied where it is another."""
     log = play("generate", library).log
     copies = [
         (row["kind"], row["size"])
         for row in between(log, "first", "second token 12")
         if row["call"] == "copy"
     ]
-    prompt = [("HtoD", 8 * len(PROMPT)), ("DtoH", BYTES * len(PROMPT))]
-    step = [("HtoD", 8), ("DtoH", BYTES)]
-    assert copies == 2 * (prompt + (TOKENS - 1) * step)
+    prompt = [("HtoD", 8 * len(PROMPT)), ("HtoD", 8), ("DtoH", BYTES)]
+    first, step = [("HtoD", 8), ("HtoD", 8), ("DtoH", BYTES)], [("HtoD", 8), ("DtoH", BYTES)]
+    assert copies == 2 * (prompt + first + (TOKENS - 2) * step)
 
 
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
@@ -117,6 +121,72 @@ def test_memory_is_taken_for_the_first_token_and_for_none_after_it(
     assert any(row["call"] == "alloc" for row in between(log, "first", "first token 1"))
     later = between(log, "first token 1", "second token 12")
     assert not [row for row in later if row["call"] in ("alloc", "free")]
+
+
+KEPT = 5
+"""Tokens of a row that logits are computed of at most, in an artifact with little room for them."""
+
+
+@pytest.fixture(scope="module")
+def tight(rtx: Any, factories: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact with room for the logits of five tokens of four rows."""
+    place = tmp_path_factory.mktemp("tight") / "tight"
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:64", "batch=1:1:4")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_form, "LOGITS_BYTES", KEPT * 4 * BYTES)
+        linexport.convert(
+            factories.source("language_model"), place, **options, bench=False, threads=1
+        )
+    return place
+
+
+def test_an_engine_says_of_how_many_tokens_it_gives_logits(artifact: Path, tight: Path) -> None:
+    for folder, most in ((artifact, 64), (tight, KEPT)):
+        (engine,) = linexport.load(folder, engine=False).manifest.engines
+        assert engine.logits == "output"
+        kept = [profile.dims["logits_to_keep"] for profile in engine.profiles]
+        assert kept == [(1, 1, most), (1, 1, 1)]
+
+
+def test_logits_beyond_the_room_are_those_of_several_runs(
+    play: Callable[..., Any], reference: Any, tight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_scenarios, "opened", lambda folder: reference)
+    monkeypatch.setattr(device_scenarios, "mark", lambda name: None)
+    monkeypatch.setattr(reference, "hold", lambda arrays: arrays)
+    monkeypatch.setattr(reference, "close", lambda: None)
+    wanted, played = device_scenarios.logits(Path()), play("logits", place=tight)
+    assert len(wanted) == len(played.result)
+    for found, expected in zip(played.result, wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    sizes = [
+        [r["size"] for r in between(played.log, first, last) if r.get("kind") == "DtoH"]
+        for first, last in (
+            ("9 tokens, 0 kept", "1 tokens, 1 kept"),
+            ("1 tokens, 1 kept", "6 tokens, 6 kept"),
+            ("6 tokens, 6 kept", "stepped"),
+        )
+    ]
+    rows = 2 * BYTES
+    assert sizes == [[5 * rows, 4 * rows], [rows], [5 * rows, rows]]
+    assert played.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
+
+
+def test_an_engine_without_places_gives_all_logits(
+    play: Callable[..., Any], artifact: Path, reference: Any, tmp_path: Path
+) -> None:
+    """As those that were built before there were any."""
+    before = Path(shutil.copytree(artifact, tmp_path / "before"))
+    manifest = json.loads((before / "manifest.json").read_text())
+    engine = manifest["engines"][0]
+    assert engine.pop("logits")
+    for profile in engine["profiles"]:
+        assert profile["dims"].pop("logits_to_keep")
+    (before / "manifest.json").write_text(json.dumps(manifest))
+    found = play("generate", "tensorrt", before, "before")
+    assert found.result == 2 * [list(reference.generate(PROMPT, max_tokens=TOKENS))]
+    sizes = [r["size"] for r in found.log if r.get("kind") == "DtoH"]
+    assert sizes[0] == BYTES * len(PROMPT)
 
 
 def test_profiles_share_the_memory_of_their_activations(play: Callable[..., Any]) -> None:

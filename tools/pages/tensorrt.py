@@ -1,4 +1,4 @@
-"""Versions of TensorRT whose headers the plugin library compiles with, from docs/data/."""
+"""Facts of TensorRT found without a GPU, from docs/data/: headers, and memory for logits."""
 
 from __future__ import annotations
 
@@ -27,4 +27,26 @@ def _listed(versions: list[dict[str, Any]]) -> str:
     return ", ".join(one["version"] for one in versions)
 
 
-PARTS = {"tensorrt-headers": headers}
+def logits() -> str:
+    """Return the memory of an engine for all logits, and for those that are read."""
+    found = record("engine_logits")
+    result = found["result"]
+    dims = ", ".join(f"{name} to {most:,}" for name, most in result["dims"].items())
+    lines = [
+        f"| {result['words']:,} words, {dims}, fp16 | logits of the largest call | their "
+        "half-precision form, allocated in a call | other activations |",
+        "|---|--:|--:|--:|",
+    ]
+    for key, name in (("all", "of all tokens"), ("kept", "of those at `logits_at`")):
+        row = result[key]
+        sizes = (row[f"{part}_bytes"] for part in ("logits", "allocated", "activation"))
+        cells = " | ".join(f"{size / 1e9:.2f} GB" for size in sizes)
+        lines.append(f"| {name}, {row['tokens']:,} a row at most | {cells} |")
+    said = (
+        f"Built {found['date']} by TensorRT-RTX {result['version']}, by `{found['command']}`; "
+        "nothing was run."
+    )
+    return "\n".join([*lines, "", said])
+
+
+PARTS = {"tensorrt-headers": headers, "engine-logits": logits}

@@ -2,6 +2,7 @@
 
     x (B, T, W) -> head -> logits (B, T, V)
     x (B, T, W) -> Slice [s:] -> head -> logits (B, n, V)          s = -n, n = logits_to_keep
+    x (B, T, W) -> GatherND places -> head -> logits (B, n, V)     places (B, n), of an engine
 
 For 0 the Slice begins at -0 and takes all tokens. The head works on each token alone, so that the
 logits of the others are the same numbers. This is made of a model when it is opened: its file, and
@@ -9,11 +10,14 @@ what other programs read of it, does not change. ``logits_to_keep``, and 0 for a
 transformers. The input is s, which a GPU's Slice reads on the host: a node that negates n there
 would be one that no CUDA graph takes. (An initializer that is an input, too, would be a default;
 ONNX Runtime binds no arrays to it.)
+
+An engine has memory for the largest shapes it is built for. Sizes that depend on values have no
+bound there; those of the input ``logits_at`` are in its profiles, as the batch and the tokens are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -21,12 +25,13 @@ from onnx import helper, numpy_helper
 
 from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.walk import reads
-from linexport.targets.runtime.options import LOGITS_FROM
+from linexport.plugins.ops.registry import dim_of
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_FROM, LOGITS_TO_KEEP
 
 PRODUCTS = ("MatMul", "MatMulNBits")
 """Operators that a head may be: with tokens as their first input, and weights."""
 
-TOKENS, END = 1, np.iinfo(np.int64).max
+BATCH, TOKENS, END = 0, 1, np.iinfo(np.int64).max
 
 
 def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
@@ -36,24 +41,81 @@ def with_kept_logits(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
         model: with a head that is one product with stored weights.
         output: name of the logits, (B, T, V).
     """
+    end, axis, kept = (f"{LOGITS_FROM}/{name}" for name in ("end", "axis", "tokens"))
+    constants = {end: np.full(1, END), axis: np.full(1, TOKENS)}
+
+    def kept_tokens(hidden: str) -> list[onnx.NodeProto]:
+        given = [hidden, LOGITS_FROM, end, axis]
+        return [helper.make_node("Slice", given, [kept], name=LOGITS_FROM)]
+
+    start = helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1])
+    return _selecting(model, output, start, constants, kept_tokens, f"{LOGITS_FROM}/length")
+
+
+def with_logits_at(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    """Return a model that takes ``logits_at``, or the very one given where it cannot.
+
+    The input has, for each row of the batch, the places of the tokens whose logits are computed,
+    int64 (B, n); the dimension n is called ``logits_to_keep``.
+
+    Args:
+        model: with a head that is one product with stored weights.
+        output: name of the logits, (B, T, V).
+    """
+    shape = next(o for o in model.graph.output if o.name == output).type.tensor_type.shape
+    batch = dim_of(shape.dim[BATCH])
+    if batch is None:
+        return model
+    axis, places, kept = (f"{LOGITS_AT}/{name}" for name in ("axis", "places", "tokens"))
+
+    def kept_tokens(hidden: str) -> list[onnx.NodeProto]:
+        return [
+            helper.make_node("Unsqueeze", [LOGITS_AT, axis], [places], name=places),
+            helper.make_node("GatherND", [hidden, places], [kept], LOGITS_AT, batch_dims=1),
+        ]
+
+    sizes = [batch, LOGITS_TO_KEEP]
+    given = helper.make_tensor_value_info(LOGITS_AT, onnx.TensorProto.INT64, sizes)
+    return _selecting(model, output, given, {axis: np.full(1, 2)}, kept_tokens, LOGITS_TO_KEEP)
+
+
+def _selecting(
+    model: onnx.ModelProto,
+    output: str,
+    given: onnx.ValueInfoProto,
+    constants: Mapping[str, np.ndarray],
+    kept_tokens: Callable[[str], list[onnx.NodeProto]],
+    length: str,
+) -> onnx.ModelProto:
+    """Return the model with nodes before its head that select tokens by an input of the graph.
+
+    Args:
+        model: not changed, and returned where it has no head or a value of the input's name.
+        output: name of the logits.
+        given: the input.
+        constants: int64 values that the nodes read, by name.
+        kept_tokens: returns the nodes for the name of the head's input; the last one's first
+            output takes its place.
+        length: name of the dimension of tokens in the logits.
+    """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     graph = changed.graph
     head = find_head(graph, output)
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
-    if head is None or LOGITS_FROM in taken | {i.name for i in graph.input}:
+    if head is None or given.name in taken | {i.name for i in graph.input}:
         return model
-    end, axis, kept = (f"{LOGITS_FROM}/{name}" for name in ("end", "axis", "tokens"))
-    for name, value in ((end, END), (axis, TOKENS)):
-        graph.initializer.append(numpy_helper.from_array(np.full(1, value, np.int64), name))
-    graph.input.append(helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1]))
+    for name, value in constants.items():
+        graph.initializer.append(numpy_helper.from_array(value.astype(np.int64), name))
+    graph.input.append(given)
     index = next(i for i, node in enumerate(graph.node) if node is head)
-    given = [head.input[0], LOGITS_FROM, end, axis]
-    head.input[0] = kept
-    graph.node.insert(index, helper.make_node("Slice", given, [kept], name=LOGITS_FROM))
+    nodes = kept_tokens(head.input[0])
+    head.input[0] = nodes[-1].output[0]
+    for place, node in enumerate(nodes):
+        graph.node.insert(index + place, node)
     _forget_sizes(graph, {name for name, _ in made_of(graph, output)})
     logits = next(o for o in graph.output if o.name == output)
-    logits.type.tensor_type.shape.dim[TOKENS].dim_param = f"{LOGITS_FROM}/length"
+    logits.type.tensor_type.shape.dim[TOKENS].dim_param = length
     return changed
 
 

@@ -29,6 +29,9 @@ LOGITS_TO_KEEP = "logits_to_keep"
 LOGITS_FROM = "logits_from"
 """Input of the graph that is run: the token from which on they are, negative: from the end."""
 
+LOGITS_AT = "logits_at"
+"""Input of an engine: the places in a call of the tokens that logits are computed of."""
+
 Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
 """Returns the graph to run, or the very one that it is given."""
 

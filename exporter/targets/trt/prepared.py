@@ -1,5 +1,6 @@
 """Files next to the model that build its engine on the machine of the GPU.
 
+engine.onnx              of a language model: the graph of its engine, see ``engine_form``
 linexport_tensorrt.cpp   the plugin library's source, one file
 build.sh                 compiles it and calls trtexec, without Python: sh build.sh 87
 run.cpp, run.py          run an engine: a dozen lines to copy from
@@ -27,9 +28,11 @@ from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.system import escape
 from linexport.system.terminal import printable
 from linexport.targets.base import Converted, Options
-from linexport.targets.trt import parser_form, profiles
-from linexport.targets.trt.profiles import Profile
+from linexport.targets.runtime.options import LOGITS_AT
+from linexport.targets.trt import parser_form
+from linexport.targets.trt.engine_form import EngineForm, engine_form
 
+GRAPH = "engine.onnx"
 SOURCE, SCRIPT, CPP, PYTHON = "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"
 HEADER, MODULE = "linexport_engine.h", "linexport_engine.py"
 
@@ -61,6 +64,12 @@ LOAD = """\
         need(plugins, "build {library} first: sh build.sh");
 """
 
+LAST = """\
+        if "{at}" not in values:  # logits of the last token of each row
+            rows, tokens = np.shape(values[{tokens}])
+            values = {{**values, "{at}": np.full((rows, 1), tokens - 1)}}
+"""
+
 
 def engine_name(sm: int) -> str:
     """Return the file of the engine for a compute capability."""
@@ -81,10 +90,15 @@ def assemble(flavour: Flavour, options: Options, converted: Converted) -> Prepar
     if own:
         (folder / SOURCE).write_text(library.single_source(), encoding="utf-8")
     alone = alone and all(PLAIN.fullmatch(i.name) for i in model.graph.input)
-    arguments = _arguments(model, _profiles(model, converted), own) if alone else None
+    form = engine_form(model, converted)
+    arguments = _arguments(form, own) if alone else None
     if arguments is not None:
         (folder / SCRIPT).write_text(_script(arguments, options.sms, own), encoding="utf-8")
-    programs = _cpp(converted, own) | _python(converted)
+    graph = GRAPH if form.logits is not None and arguments is not None else None
+    if graph is not None:
+        onnx.save_model(form.model, folder / graph)
+    keeps = form.logits is not None
+    programs = _cpp(converted, own, keeps) | _python(converted, keeps)
     for name, text in programs.items():
         (folder / name).write_text(text, encoding="utf-8")
     return PreparedRecord(
@@ -93,6 +107,7 @@ def assemble(flavour: Flavour, options: Options, converted: Converted) -> Prepar
         plugin_source=SOURCE if own else None,
         script=SCRIPT if arguments is not None else None,
         loaders=tuple(programs),
+        graph=graph,
     )
 
 
@@ -110,14 +125,10 @@ def _gpu(sm: int, kernels: bool, arguments: Sequence[str] | None) -> PreparedGpu
     )
 
 
-def _profiles(model: onnx.ModelProto, converted: Converted) -> list[Profile]:
-    grown = sorted(parser_form.symbols(model) - set(converted.dims))
-    return profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
-
-
-def _arguments(model: onnx.ModelProto, chosen: Sequence[Profile], own: bool) -> tuple[str, ...]:
+def _arguments(form: EngineForm, own: bool) -> tuple[str, ...]:
     """Arguments of trtexec, but for the names of files it writes."""
-    found = [f"--onnx={MODEL}", "--stronglyTyped", "--skipInference"]
+    model, file = form.model, MODEL if form.logits is None else GRAPH
+    found = [f"--onnx={file}", "--stronglyTyped", "--skipInference"]
     if own:
         found.append(f"--dynamicPlugins=./{library.NAME}")
     shapes = {i.name: [dim_of(d) for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
@@ -126,8 +137,8 @@ def _arguments(model: onnx.ModelProto, chosen: Sequence[Profile], own: bool) -> 
         for n, s in shapes.items()
         if any(isinstance(d, str) for d in s)
     }
-    for place, profile in enumerate(chosen if dynamic else ()):
-        found += [f"--profile={place}"] if len(chosen) > 1 else []
+    for place, profile in enumerate(form.profiles if dynamic else ()):
+        found += [f"--profile={place}"] if len(form.profiles) > 1 else []
         sides = {n: profile.shapes(shape) for n, shape in dynamic.items()}
         for side, name in enumerate(("min", "opt", "max")):
             listed = (f"{n}:{'x'.join(map(str, s[side]))}" for n, s in sides.items())
@@ -178,7 +189,14 @@ def _sizes(one: InputRecord, dims: Mapping[str, DimRange], grows: int | None) ->
     return found
 
 
-def _cpp(converted: Converted, own: bool) -> dict[str, str]:
+def _tokens(converted: Converted) -> InputRecord:
+    """Return the first input that is not a state."""
+    states = {s.past for s in converted.states}
+    return next(i for i in converted.inputs if i.name not in states)
+
+
+def _cpp(converted: Converted, own: bool, keeps: bool) -> dict[str, str]:
+    """Return the files in C++; ``keeps``: the engine gives logits of the tokens it is asked for."""
     states, rows = {s.past: s for s in converted.states}, []
     for one in converted.inputs:
         state, element = states.get(one.name), np.dtype(one.dtype)
@@ -188,12 +206,15 @@ def _cpp(converted: Converted, own: bool) -> dict[str, str]:
         start = _start(state.initial if state else 0.0, element)
         name = escape.cpp_string(one.name)
         rows.append(f"        {{{name}, {element.itemsize}, {shape}, {present}, {start}}},")
+    if keeps:
+        rows_of_batch = _sizes(_tokens(converted), converted.dims, None)[0]
+        rows.append(f'        {{LOGITS_AT, 8, {{2, {{{rows_of_batch}, 1}}}}, "", {{}}}},')
     plugins = LOAD.format(library=library.NAME) if own else ""
     return {
         CPP: _template(
             CPP,
             calls=", ".join(map(str, _calls(converted))),
-            input=escape.cpp_string(next(i.name for i in converted.inputs if i.name not in states)),
+            input=escape.cpp_string(_tokens(converted).name),
             output=escape.cpp_string(_output(converted)),
             shown=escape.cpp_string(printable(_output(converted))),
         ),
@@ -212,7 +233,7 @@ def _output(converted: Converted) -> str:
     return next(o.name for o in converted.outputs if o.name not in carried)
 
 
-def _python(converted: Converted) -> dict[str, str]:
+def _python(converted: Converted, keeps: bool) -> dict[str, str]:
     states, calls = {s.past for s in converted.states}, _calls(converted)
     rows = []
     for one in converted.inputs:
@@ -222,7 +243,9 @@ def _python(converted: Converted) -> dict[str, str]:
             value = f"np.full({shape}, {one.default or 0}, {dtype})"
             rows.append(f"{escape.python_string(one.name)}: {value}")
     listed = "".join(f"{n}, " for n in calls).strip()
+    tokens = escape.python_string(_tokens(converted).name)
+    last = LAST.format(at=LOGITS_AT, tokens=tokens) if keeps else ""
     return {
         PYTHON: _template(PYTHON, calls=listed, zeros=", ".join(rows)),
-        MODULE: _template(MODULE),
+        MODULE: _template(MODULE, last=last),
     }

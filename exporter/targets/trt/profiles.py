@@ -5,7 +5,8 @@
 
 Caches of softmax layers grow by what was fed, from nothing to the largest sequence, or to what
 ``--dim past`` says: prompts are then fed in pieces of the largest sequence. An engine has kernels
-planned for each profile; the one a call falls into is chosen by its shapes.
+planned for each profile; the one a call falls into is chosen by its shapes. Logits are those of one
+token, as a text that goes on needs them, up to as many as there is room for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import onnx
 
 from linexport.graph.dims import DimRange, sequence
 from linexport.manifest.engines import ProfileRecord
+from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
 BATCH, LENGTH = DimRange(1, 1, 8), DimRange(1, 1024, 4096)
 """Ranges where nothing bounds a dimension: an engine cannot be built without bounds."""
@@ -43,8 +45,9 @@ class Profile:
         return low, usual, high
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
-        """A call with these sizes of the dimensions falls into the profile."""
-        return all(low <= sizes[n] <= high for n, (low, _, high) in self.dims.items())
+        """Return whether a call of these sizes, whatever its logits, falls into the profile."""
+        ranges = ((n, d) for n, d in self.dims.items() if n != LOGITS_TO_KEEP)
+        return all(low <= sizes[n] <= high for n, (low, _, high) in ranges)
 
 
 def bound(dims: Mapping[str, DimRange]) -> dict[str, DimRange]:
@@ -63,6 +66,7 @@ def profiles(
     stateful: bool,
     grown: Iterable[str] = (),
     past: DimRange | None = None,
+    kept: int = 0,
 ) -> list[Profile]:
     """Return the profiles of an engine.
 
@@ -71,16 +75,22 @@ def profiles(
         stateful: whether the model holds its state.
         grown: names of dimensions that count tokens of a past.
         past: their range; None for what one call may be.
+        kept: tokens of a call that logits are computed of, at most; 0 where an engine has no such
+            dimension.
     """
     whole = {n: (d.min, d.opt or d.min, d.max or d.min) for n, d in dims.items()}
     length = sequence(dims)
     _, usual, longest = whole[length] if length else (1, 1, 1)
     given = None if past is None else (past.min, past.opt or past.min, past.max or longest)
-    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, given or (0, 0, longest))})
+    logits = {LOGITS_TO_KEEP: (1, 1, min(kept, longest))} if kept else {}
+    prefill = Profile(
+        PREFILL, {**whole, **dict.fromkeys(grown, given or (0, 0, longest)), **logits}
+    )
     if not stateful or length is None or not dims[length].allows(1):
         return [prefill]
     held = dict.fromkeys(grown, given or (0, usual, longest))
-    return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **held})]
+    one = dict.fromkeys((length, *logits), (1, 1, 1))
+    return [prefill, Profile(DECODE, {**whole, **held, **one})]
 
 
 def with_pairs(chosen: Sequence[Profile]) -> list[Profile]:

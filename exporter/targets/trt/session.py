@@ -8,6 +8,9 @@ library, sizes beyond the profiles. Tensors stay where they are:
     inputs of the host      ->  outputs of the host, through memory that is taken once
 
 A stream's states so alternate between two places, and a step copies its tokens and its logits.
+
+The engine of a language model computes the logits of tokens whose places it is given. Where more
+are read than its profile has room for, it is run several times on the same inputs.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.device_array import DeviceArray, DeviceBlock, is_on_device
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_TO_KEEP
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.engine import OpenedEngine
 from linexport.targets.trt.graphs import Graphs
@@ -118,7 +122,7 @@ def profile_for(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
     able = [i for i, profile in enumerate(profiles) if profile.takes(sizes)]
     if not able:
         known = "; ".join(
-            ", ".join(f"{n} {low} to {high}" for n, (low, _, high) in profile.dims.items())
+            ", ".join(f"{n} {d[0]} to {d[2]}" for n, d in profile.dims.items() if n in sizes)
             for profile in profiles
         )
         raise UsageError(
@@ -126,6 +130,22 @@ def profile_for(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
             "with --dim NAME=MIN:OPT:MAX."
         )
     return able[-1]
+
+
+def places(shape: Sequence[int], kept: int, most: int) -> list[np.ndarray]:
+    """Return the places of the tokens whose logits are read, int64 (rows, n), for each run.
+
+    Args:
+        shape: rows and tokens of a call.
+        kept: last tokens of each row, 0 for all.
+        most: of them in one run.
+    """
+    rows, tokens = shape
+    first = max(0, tokens - kept) if kept else 0
+    return [
+        np.tile(np.arange(start, min(start + most, tokens)), (rows, 1))
+        for start in range(first, tokens, most)
+    ]
 
 
 class EngineSession:
@@ -140,6 +160,7 @@ class EngineSession:
 
     Attributes:
         record: what the manifest says of it.
+        keeps_logits: whether ``logits_to_keep`` may be among the inputs of a call.
 
     Raises:
         UsageError, EnvironmentProblemError: see ``read_engine``, ``choose``, ``Device`` and
@@ -166,6 +187,11 @@ class EngineSession:
         self.profiles = [Profile(p.name, p.dims) for p in self.record.profiles]
         self.shapes = {i.name: named(i.shape) for i in manifest.inputs}
         self.pasts = {s.present: s.past for s in manifest.states}
+        self.keeps_logits = self.record.logits is not None
+        states = {manifest.hidden, *self.pasts.values()}
+        given = (i.name for i in manifest.inputs if i.name not in states and i.default is None)
+        self._tokens = next(given, "")
+        self._held = np.empty((0, 0), np.int64)
         self.in_place = set(self.record.in_place)
         self.graphs = Graphs(self.device)
         self.graphs.enabled = self.engine.captures
@@ -194,7 +220,35 @@ class EngineSession:
         if not self.close.alive:
             raise UsageError("The artifact was closed. Load it again.")
         with self.device.current():
-            return _EngineCall(self, inputs, arrays, in_place).run()
+            if self.record.logits is None:
+                return _EngineCall(self, inputs, arrays, in_place).run()
+            return self._run_keeping(self.record.logits, inputs, arrays, in_place)
+
+    def _run_keeping(
+        self,
+        logits: str,
+        inputs: Mapping[str, ArrayLike],
+        arrays: Mapping[str, ArrayLike],
+        in_place: bool,
+    ) -> dict[str, ArrayLike]:
+        """Run the engine for the logits that are read, several times where they are too many.
+
+        Each run but the last is for its logits alone: it leaves the states as they are.
+        """
+        given = {name: x for name, x in inputs.items() if name != LOGITS_TO_KEEP}
+        profile = self.profiles[profile_for(self.profiles, sizes_of(self.shapes, given))]
+        kept = int(inputs.get(LOGITS_TO_KEEP, [0])[0])
+        *before, last = places(given[self._tokens].shape, kept, profile.dims[LOGITS_TO_KEEP][2])
+        parts = [
+            np.asarray(_EngineCall(self, {**given, LOGITS_AT: part}, {}, False).run()[logits])
+            for part in before
+        ]
+        outputs = _EngineCall(self, {**given, LOGITS_AT: last}, arrays, in_place).run()
+        if parts:
+            whole = np.concatenate([*parts, np.asarray(outputs[logits])], 1)
+            there = isinstance(outputs[logits], DeviceArray)
+            outputs[logits] = DeviceArray.of(self.device, whole) if there else whole
+        return outputs
 
     def hold(self, arrays: Mapping[str, object]) -> dict[str, ArrayLike]:
         """Return arrays on the GPU; those that are there stay as they are."""
@@ -227,6 +281,8 @@ class EngineSession:
         """
         pasts = self.hold({n: inputs[n] for n in self.pasts.values()})
         given = {n: x for n, x in inputs.items() if n not in pasts}
+        if self.keeps_logits:
+            given[LOGITS_TO_KEEP] = np.array([1])
         enabled = self.graphs.enabled
         try:
             self.graphs.enabled = False
@@ -262,6 +318,14 @@ class EngineSession:
             self._blocks[name] = size, (block := DeviceBlock(self.device, size))
         return block.address
 
+    def are_others(self, values: np.ndarray) -> bool:
+        """Return whether tokens' places differ from those on the device, and note the new ones.
+
+        Those of a step of one token are always the same.
+        """
+        held, self._held = self._held, values
+        return not np.array_equal(held, values)
+
 
 def _close(device: Device, engine: OpenedEngine, graphs: Graphs) -> None:
     with device.current():
@@ -281,7 +345,7 @@ class _EngineCall:
         in_place: bool,
     ) -> None:
         self.session, self.device, self.engine = session, session.device, session.engine
-        sizes = sizes_of(session.shapes, inputs)
+        sizes = sizes_of(session.shapes, {n: x for n, x in inputs.items() if n != LOGITS_AT})
         self.profile = profile_for(session.profiles, sizes)
         self.context = self.engine.contexts[self.profile]
         self.inputs = {n: self._typed(n, inputs[n]) for n in self.engine.inputs}
@@ -295,7 +359,7 @@ class _EngineCall:
         for name, values in self.inputs.items():
             self.context.set_input_shape(name, tuple(values.shape))
             self.places[name] = self._input(name, values)
-        given = set(self.session.pasts.values())
+        given = {*self.session.pasts.values(), LOGITS_AT}
         on_device = any(
             isinstance(x, DeviceArray) for n, x in self.inputs.items() if n not in given
         )
@@ -328,7 +392,8 @@ class _EngineCall:
         if isinstance(values, DeviceArray):
             return values.address
         address = self.session.place(name, values.nbytes)
-        self.device.write(address, values)
+        if name != LOGITS_AT or self.session.are_others(values):
+            self.device.write(address, values)
         return address
 
     def _output(self, name: str, on_device: bool) -> int:

@@ -39,6 +39,7 @@ from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
+from linexport.targets.trt.engine_form import engine_form
 from linexport.targets.trt.layers import with_layers
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.prepared import assemble, cache_name, engine_name
@@ -226,9 +227,9 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     Raises:
         BuildError: see ``build``.
     """
-    model = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
-    grown = sorted(parser_form.symbols(model) - set(converted.dims))
-    chosen = profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
+    loaded = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
+    form = engine_form(loaded, converted)
+    model, chosen = form.model, form.profiles
     if not flavour.on_gpu and profiles.needs_pairs(model):
         chosen = profiles.with_pairs(chosen)
     fused = None if flavour.on_gpu else with_attention(model)
@@ -243,7 +244,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         made = record(flavour, options, engine, file, sm, used)
         needs = contract.NAMESPACE in parser_form.namespaces(model)
         in_place = tuple(parser_form.in_place(model))
-        records.append(replace(made, plugin_library=needs, in_place=in_place, note=note))
+        made = replace(made, plugin_library=needs, in_place=in_place)
+        records.append(replace(made, note=note, logits=form.logits))
     return records
 
 
@@ -326,7 +328,7 @@ def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
     model = job.folder / MODEL
     tensors = manifest.inputs, manifest.outputs, manifest.states
     past = parse(given.dims).get(PAST)
-    (built,) = build_all(flavour, options, Converted(model, ranges, *tensors, past))
+    (built,) = build_all(flavour, options, Converted(model, ranges, *tensors, past, job.logits))
     return built
 
 

@@ -60,8 +60,9 @@ def shapes(arguments):
 
 class Engine:
     def __init__(self, folder):
-        self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
         manifest = json.loads((folder / "manifest.json").read_text())
+        graph = manifest["prepared"]["graph"] or "model.onnx"
+        self.session = onnxruntime.InferenceSession(str(folder / graph))
         self.profiles = shapes(manifest["prepared"]["gpus"][0]["trtexec"])
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.outputs = {o.name: o for o in self.session.get_outputs()}

@@ -1,6 +1,6 @@
 // A stand-in for TensorRT, with what run.cpp of a prepared folder calls. An "engine" is text: a line for
 // each tensor, "in|out NAME SIZES", with %XX in the name as in an address, where -1 is the tokens of a call (at most 64), -2 those before it, -3 both.
-// A call adds its tokens to every element of a state, and prints what it found.
+// A call adds its tokens to every element of a state, and prints what it found, and the place of the token whose logits it gives.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -81,6 +81,7 @@ struct IExecutionContext {
                 if (tensor.shape.d[i] > 0 && tensor.shape.d[i] != shapes.at(tensor.name).d[i]) return false;
             }
         std::printf("profile %d, %lld tokens after %lld", profile, (long long)tokens, (long long)before);
+        if (places.count("logits_at")) std::printf("; logits_at %lld", (long long)*static_cast<int64_t*>(places["logits_at"]));
         for (Tensor const& tensor : tensors) {
             if (tensor.input) continue;
             shapes[tensor.name] = known(tensor.shape, tokens, before);
