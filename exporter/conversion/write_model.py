@@ -29,6 +29,7 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.system import environment
 from linexport.targets.lowering.choice import Choice, lower
+from linexport.targets.lowering.cuda_norms import known_to_onnx
 from linexport.targets.lowering.inlined import inlined
 from linexport.targets.lowering.packed_batches import ENDS
 
@@ -129,7 +130,7 @@ def _rewritten(
 
 def _check(model: onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(externals_as_inputs(model))
+        onnx.checker.check_model(known_to_onnx(externals_as_inputs(model)))
     except onnx.checker.ValidationError as error:
         raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
 

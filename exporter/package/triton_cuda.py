@@ -20,6 +20,7 @@ from linexport.package.destination import Packaging
 from linexport.package.standalone import check_size, rename_interface
 from linexport.plugins.cuda import library
 from linexport.system.escape import protobuf_string
+from linexport.targets.runtime.options import STRICT_NORMS
 
 TARGET = "ort-cuda"
 
@@ -73,7 +74,8 @@ def place(backend: str, library_name: str | None) -> Iterator[str]:
         return
     if library_name:
         yield f"model_operations {{ op_library_filename: [ {protobuf_string(library_name)} ] }}"
-    exact = 'parameters { key: "use_tf32" value: "0" }'
+    values = {"use_tf32": "0", STRICT_NORMS: "1"}
+    exact = " ".join(f'parameters {{ key: "{k}" value: "{v}" }}' for k, v in values.items())
     accelerator = f'gpu_execution_accelerator: [ {{ name: "cuda" {exact} }} ]'
     yield f"optimization {{ execution_accelerators {{ {accelerator} }} }}"
 

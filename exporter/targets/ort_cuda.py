@@ -47,6 +47,7 @@ from linexport.targets.base import (
 )
 from linexport.targets.lowering import cuda_bfloat16, diagonal, kernels, native_kernel, varlen_conv
 from linexport.targets.lowering.choice import Candidate, Rules, by_rules
+from linexport.targets.lowering.cuda_norms import NORMS, with_residuals, with_root_mean_squares
 from linexport.targets.lowering.packed_batches import ENDS, packed
 from linexport.targets.runtime.packed_session import by_rows
 from linexport.targets.runtime.providers import CPU, CPU_ONLY
@@ -54,6 +55,7 @@ from linexport.targets.trt import parser_form
 from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.layers import with_layers
 from linexport.targets.trt.precision import half, open_here
+from linexport.targets.trt.projections import joint_projections
 from linexport.targets.trt.target import planned
 
 KEYS = (64, 128, 256)
@@ -68,6 +70,9 @@ WIDEST = 1024
 DIVIDED_KEYS, DIVIDED_VALUES = (64, 128), 32
 """Widths of keys, and multiple of widths of values, for which states are divided among blocks."""
 
+
+LEAST = 3
+"""Products of one value that are one with a Split: two nodes in the place of three or more."""
 
 _GATED_DELTA_NET = "gated_delta_net"
 """Name of the lowering to that operator."""
@@ -204,11 +209,12 @@ def configure(target: Target, options: Options) -> Target:
 
 def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     takes = cuda_bfloat16.OPERATORS if options.precision == "bf16" else None
+    ready = with_root_mean_squares(model)
     if not options.sms:
-        ready = tokens_first(model) if options.packed else model
-        return half(ready, options.precision, takes)
+        ready = tokens_first(ready) if options.packed else ready
+        return half(ready, options.precision, takes, NORMS)
     describe = partial(_described, options)
-    return parser_form.mark_plugins(planned(options, model, takes), describe, filled=False)
+    return parser_form.mark_plugins(planned(options, ready, takes, NORMS), describe, filled=False)
 
 
 def _described(options: Options, op: Op, node: Node) -> Description | None:
@@ -236,7 +242,8 @@ def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
 def _written(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
     if options.packed:
         return packed(lowered, _packed_lowering)
-    return parser_form.parsable(with_layers(options, lowered)) if options.sms else lowered
+    found = parser_form.parsable(with_layers(options, lowered)) if options.sms else lowered
+    return with_residuals(joint_projections(found, least=LEAST))
 
 
 def _open(model: ModelSource, **keywords: Any) -> InferenceSession:
@@ -245,4 +252,11 @@ def _open(model: ModelSource, **keywords: Any) -> InferenceSession:
     return by_rows((open_here if on_cpu else OrtSession)(model, **keywords))
 
 
-TARGET = Target(name="ort-cuda", candidates=by_rules(_RULES), open=_open, configure=configure)
+TARGET = Target(
+    name="ort-cuda",
+    candidates=by_rules(_RULES),
+    open=_open,
+    prepare=partial(_prepare, Options()),
+    configure=configure,
+    written=partial(_written, Options()),
+)

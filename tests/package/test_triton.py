@@ -32,6 +32,7 @@ from linexport.plugins.kernels.description import carried_by
 from linexport.plugins.tensorrt.library import NAME as LIBRARY
 from linexport.sources import load_model
 from linexport.targets.lowering import op_functions
+from linexport.targets.runtime.options import STRICT_NORMS
 from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -272,7 +273,8 @@ def test_an_instance_on_a_gpu_is_never_one_on_the_cpu(
     )
     arguments["model_instance_device_id"] = "3"
     assert found["opened"](version, spec | {"library": "lib.so"}, arguments) is session
-    assert given == [("CUDAExecutionProvider", {"device_id": "3", "use_tf32": "0"})]
+    exact = {"use_tf32": "0", STRICT_NORMS: "1"}
+    assert given == [("CUDAExecutionProvider", {"device_id": "3", **exact})]
     assert registered == [str(version.parent / "lib.so")]
 
 
@@ -338,7 +340,7 @@ def test_the_server_reads_every_configuration(
         "onnxruntime 0 True 16 []",
         f"tensorrt {states} False 8 ['0', '1']",
         f"onnxruntime {states} False 16 []",
-        "KIND_GPU liblinexport_cuda.so cuda {'use_tf32': '0'}",
+        f"KIND_GPU liblinexport_cuda.so cuda {{'use_tf32': '0', '{STRICT_NORMS}': '1'}}",
     ]
     assert (tmp_path / "d" / "lm" / "1" / "model.plan").read_bytes() == b"an engine"
 

@@ -42,10 +42,12 @@ FAMILIES = [
 """Families of which a layer computes all operands, a decay per channel among them (Kimi Linear)."""
 
 
-def converted(kind: str, folder: Path, precision: str = "fp32") -> onnx.ModelProto:
-    """A tiny model of a family, prepared for TensorRT on a machine with an H100."""
+def converted(
+    kind: str, folder: Path, precision: str = "fp32", target: str = "tensorrt"
+) -> onnx.ModelProto:
+    """A tiny model of a family, for TensorRT or ONNX Runtime on an H100."""
     families.save_model(families.TINY[kind], kind, folder / "model")
-    options = {"target": "tensorrt", "sms": (90,), "dims": ("seq=1:16:64",), "bench": False}
+    options = {"target": target, "sms": (90,), "dims": ("seq=1:16:64",), "bench": False}
     manifest = linexport.convert(
         folder / "model", folder / "artifact", threads=1, precision=precision, **options
     )
@@ -69,6 +71,16 @@ def test_kernels_compute_what_the_nodes_compute(
     assert {x.name for x in description.inputs if x}.isdisjoint(OPERANDS)
     for length in lengths:
         check(model, node, description, length)
+
+
+def test_kernels_read_norms_that_are_one_operator(tmp_path: Path) -> None:
+    """As target ort-cuda writes them: an operand's norm is computed by the kernel, too."""
+    model = converted("qwen3_5_text", tmp_path, target="ort-cuda")
+    (node,) = layers(model)
+    inside = [n.op_type for f in model.functions if f.name == LAYER for n in f.node]
+    assert "SimplifiedLayerNormalization" in inside and "ReduceMean" not in inside
+    assert {x.name for x in described(node).inputs if x}.isdisjoint(OPERANDS)
+    check(model, node, described(node), 4)
 
 
 def check(

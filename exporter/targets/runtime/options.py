@@ -23,6 +23,9 @@ slower than float32."""
 FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
 """Activations as they are where ONNX Runtime joins a product with a DequantizeLinear."""
 
+STRICT_NORMS = "enable_skip_layer_norm_strict_mode"
+"""Option of the CUDA provider: norms of sums in half precision are summed in float32."""
+
 LOGITS_TO_KEEP = "logits_to_keep"
 """Argument of a language model's call: of how many last tokens logits are computed; 0 for all."""
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.system import environment
+from linexport.targets.runtime.options import STRICT_NORMS
 
 if TYPE_CHECKING:
     import onnx
@@ -95,12 +96,12 @@ class Provider:
 
 
 PROVIDERS = {
-    # Without the option products are rounded to TF32.
+    # Without the options products are rounded to TF32, and norms of sums are summed in float16.
     CUDA: Provider(
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
         purpose="run artifacts on NVIDIA GPUs, also those of target ort-cuda",
-        options=lambda threads: {"use_tf32": "0"},
+        options=lambda threads: {"use_tf32": "0", STRICT_NORMS: "1"},
         has_kernels=True,
         keeps_logits=True,
         needs="CUDA's libraries and cuDNN are installed by pip install "

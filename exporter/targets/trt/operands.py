@@ -180,6 +180,8 @@ class OperandReader:
         shape = self._token(name)
         if kind == "Pow":
             return self._power(given[0], given[1], shape, view, width)
+        if kind == "SimplifiedLayerNormalization":
+            return self._norm(node, shape, view, width)
         if kind in BINARY and len(given) == 2:
             return Applied(kind, tuple(self._broadcast(x, shape, view, width) for x in given))
         raise UnfitError(kind)
@@ -193,6 +195,24 @@ class OperandReader:
         if power == Number(0.5):
             return Applied("Sqrt", (x,))
         raise UnfitError("a power other than a square or a root")
+
+    def _norm(self, node: onnx.NodeProto, shape: StaticShape, view: View, width: int) -> Expression:
+        """Read a norm by root mean squares of rows, and its weight.
+
+        Raises:
+            UnfitError: a view over several rows for a component.
+        """
+        x, weight = node.input
+        steps = (*packed((*shape[:-1], 1))[:-1], 0)
+        place = self._through(view, width, shape, steps)
+        if place.component:
+            raise UnfitError("components of sums")
+        row = View(place.offset * shape[-1], place.head * shape[-1], 1)
+        inner = self._read(x, row, shape[-1])
+        mean = Sum(Applied("Mul", (inner, inner)), shape[-1], 1.0 / shape[-1])
+        root = Applied("Sqrt", (Applied("Add", (mean, Number(attributes(node)["epsilon"]))),))
+        value, scale = (self._broadcast(name, shape, view, width) for name in (x, weight))
+        return Applied("Mul", (Applied("Div", (value, root)), scale))
 
     def _broadcast(self, name: str, shape: StaticShape, view: View, width: int) -> Expression:
         """Read an operand of elementwise arithmetic of that shape."""

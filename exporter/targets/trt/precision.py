@@ -40,7 +40,10 @@ SENSITIVE = {
 
 
 def half(
-    model: onnx.ModelProto, precision: str, takes: Collection[str] | None = None
+    model: onnx.ModelProto,
+    precision: str,
+    takes: Collection[str] | None = None,
+    norms: Collection[str] = (),
 ) -> onnx.ModelProto:
     """The model in ``precision``; in "fp32" it is the model itself.
 
@@ -49,21 +52,29 @@ def half(
         precision: one of fp32, fp16, bf16.
         takes: standard operators that there are kernels of in that precision, None for all; others
             stay in float32.
+        norms: operators that take and give half precision, and sum in float32.
 
     Raises:
         UnsupportedModelError: it has branches or loops, whose types this does not follow.
     """
     if precision == "fp32":
         return model
-    return _Rewrite(model, ELEMENTS[precision], takes).run()
+    return _Rewrite(model, ELEMENTS[precision], takes, norms).run()
 
 
 class _Rewrite:
     """One model on its way to half precision."""
 
-    def __init__(self, model: onnx.ModelProto, lower: int, takes: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        lower: int,
+        takes: Collection[str] | None,
+        norms: Collection[str],
+    ) -> None:
         self.model = shape_inference.infer_shapes(model)
         self.graph, self.lower, self.takes = self.model.graph, lower, takes
+        self.sensitive = SENSITIVE - {*norms}
         self.types = {t.name: t.data_type for t in self.graph.initializer}
         for info in [*self.graph.output, *self.graph.value_info, *self.graph.input]:
             self.types[info.name] = info.type.tensor_type.elem_type
@@ -141,7 +152,7 @@ class _Rewrite:
 
     def _kind(self, node: onnx.NodeProto) -> int:
         floating = [name for name in node.input if name and self._floating(name)]
-        if node.op_type in SENSITIVE or any(self._lost(name) for name in floating):
+        if node.op_type in self.sensitive or any(self._lost(name) for name in floating):
             return TensorProto.FLOAT
         if self.takes is not None and not node.domain and node.op_type not in self.takes:
             return TensorProto.FLOAT

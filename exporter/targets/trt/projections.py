@@ -1,4 +1,4 @@
-"""Projections of one value as one product, where a plugin reads a result of it.
+"""Projections of one value as one product, where a plugin reads a result of it, or for fewer nodes.
 
     MatMul(x, a), MatMul(x, b)  ->  Split(MatMul(x, [a b]))
 
@@ -15,14 +15,18 @@ import onnx
 from onnx import helper, numpy_helper
 
 from linexport.plugins.ops.registry import known_shapes
+from linexport.targets.cpu_fusion.groups import drop_unused
 
 
-def joint_projections(model: onnx.ModelProto, values: Collection[str]) -> onnx.ModelProto:
+def joint_projections(
+    model: onnx.ModelProto, values: Collection[str] = (), least: int | None = None
+) -> onnx.ModelProto:
     """Return the model with those products in one that share an operand and make such a value.
 
     Args:
         model: its weights are in it.
         values: the values for which products are joined.
+        least: join so many products and more, whatever they make; None: for ``values`` alone.
     """
     weights = {t.name: t for t in model.graph.initializer if len(t.dims) == 2}
     shapes = known_shapes(model)
@@ -35,7 +39,8 @@ def joint_projections(model: onnx.ModelProto, values: Collection[str]) -> onnx.M
     joined = {
         nodes[0].output[0]: nodes
         for nodes in groups.values()
-        if len(nodes) > 1 and any(node.output[0] in values for node in nodes)
+        if (len(nodes) > 1 and any(node.output[0] in values for node in nodes))
+        or (least is not None and len(nodes) >= least)
     }
     if not joined:
         return model
@@ -50,6 +55,7 @@ def joint_projections(model: onnx.ModelProto, values: Collection[str]) -> onnx.M
             kept.append(node)
     del made.graph.node[:]
     made.graph.node.extend(kept)
+    drop_unused(made.graph)
     return made
 
 

@@ -165,11 +165,14 @@ def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def planned(
-    options: Options, model: onnx.ModelProto, takes: Collection[str] | None = None
+    options: Options,
+    model: onnx.ModelProto,
+    takes: Collection[str] | None = None,
+    norms: Collection[str] = (),
 ) -> onnx.ModelProto:
     """Return the model with its ops as kernels take them, and precision applied; see ``half``."""
     ready = tokens_first(multiply_out(parser_form.fold_constants(model)))
-    return half(ready, options.precision, takes)
+    return half(ready, options.precision, takes, norms)
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:
