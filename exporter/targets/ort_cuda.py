@@ -246,6 +246,11 @@ def _written(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
     return with_residuals(joint_projections(found, least=LEAST))
 
 
+def _with_norms(lowered: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a float32 model with ONNX Runtime's norms; large weights may be external."""
+    return with_residuals(with_root_mean_squares(lowered))
+
+
 def _open(model: ModelSource, **keywords: Any) -> InferenceSession:
     """Open a model; one in bfloat16, which no CPU kernels take, is widened on the CPU."""
     on_cpu = keywords.get("execution", CPU_ONLY).provider == CPU
@@ -256,7 +261,6 @@ TARGET = Target(
     name="ort-cuda",
     candidates=by_rules(_RULES),
     open=_open,
-    prepare=partial(_prepare, Options()),
     configure=configure,
-    written=partial(_written, Options()),
+    written=_with_norms,
 )
