@@ -379,6 +379,11 @@ def test_the_program_in_cpp_carries_the_states(prepared: Path, tmp_path: Path) -
     done = subprocess.run(run, capture_output=True, text=True, cwd=prepared)
     assert done.returncode == 5 and "build liblinexport_tensorrt.so first" in done.stderr
     (prepared / "liblinexport_tensorrt.so").touch()
+    (prepared / "long.cpp").write_text(text.replace("{16, 1, 1, 1}", "{65}"))
+    compiled(prepared / "long.cpp", tmp_path / "long", STAND_INS)
+    long = [str(tmp_path / "long"), "engine"]
+    done = subprocess.run(long, capture_output=True, text=True, cwd=prepared)
+    assert done.returncode == 5 and "larger than the engine's profiles" in done.stderr
     done = subprocess.run(run, capture_output=True, text=True, cwd=prepared)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [

@@ -66,8 +66,8 @@ struct IExecutionContext {
     // The last profile takes one token, as trtexec's arguments say.
     bool setInputShape(char const* name, Dims const& shape) {
         for (Tensor const& tensor : tensors)
-            for (int32_t i = 0; tensor.name == name && profile == 1 && i < shape.nbDims; ++i)
-                if (tensor.shape.d[i] == -1 && shape.d[i] != 1) return false;
+            for (int32_t i = 0; tensor.name == name && i < shape.nbDims; ++i)
+                if (tensor.shape.d[i] == -1 && shape.d[i] > (profile == 1 ? 1 : 64)) return false;
         return shapes[name] = shape, true;
     }
     bool setTensorAddress(char const* name, void* place) { return places[name] = place, true; }
