@@ -5,7 +5,8 @@ S_t = F_t(S_{t-1}) + b_t        F_t: sums, products with values that are not sta
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import onnx_graphsurgeon as gs
@@ -24,12 +25,49 @@ def has_directions(node: gs.Node) -> bool:
     return any(any(node.attrs.get(side) or ()) for side in sides)
 
 
+class StepStates:
+    """The body of a loop, and which states its values are of.
+
+    Args:
+        body: its nodes in the order of evaluation.
+        states: those of its inputs that are states, by their places.
+        sizes: whether the sizes of a state are of that state.
+    """
+
+    def __init__(self, body: gs.Graph, states: Sequence[gs.Tensor], sizes: bool = False) -> None:
+        self.body, self.count = body, len(states)
+        self._of = {t.name: frozenset((i,)) for i, t in enumerate(states)}
+        for node in body.nodes:
+            if sizes or node.op not in SIZES_ONLY:
+                read = frozenset(chain.from_iterable(map(self.states_of, node.inputs)))
+                self._of |= dict.fromkeys((o.name for o in node.outputs), read)
+
+    def states_of(self, tensor: gs.Tensor) -> frozenset[int]:
+        """Return the places of the states that a value is computed of."""
+        return self._of.get(tensor.name, frozenset())
+
+    def first_nonlinear(self, nodes: Iterable[gs.Node], without: Container[int] = ()) -> str | None:
+        """Return the first operator of some nodes that is not linear in states, if any.
+
+        Args:
+            nodes: those that are looked at.
+            without: places of states that values may depend on in any way.
+        """
+        needed = {id(node) for node in nodes}
+        for node in self.body.nodes:
+            taken = [any(i not in without for i in self.states_of(t)) for t in node.inputs]
+            looked_at = id(node) in needed and node.op not in SIZES_ONLY
+            if looked_at and any(taken) and not is_affine(node.op, taken):
+                return str(node.op)
+        return None
+
+
 def nonlinear_operator(loop: gs.Node) -> str | None:
     """Return the first operator by which a Scan or Loop is not linear in its state, if any."""
-    count = _states(loop)
-    after = loop.attrs["body"].outputs[_control(loop) :]
-    body: gs.Graph = loop.attrs["body"]
-    return first_nonlinear(body, _names(loop), nodes_behind(after[:count]))
+    after = loop.attrs["body"].outputs[1 if loop.op == "Loop" else 0 :]
+    states = _inner_states(loop)
+    step = StepStates(loop.attrs["body"], states)
+    return step.first_nonlinear(nodes_behind(after[: len(states)]))
 
 
 def nonlinear_read(loop: gs.Node) -> str | None:
@@ -37,10 +75,14 @@ def nonlinear_read(loop: gs.Node) -> str | None:
 
     None of states of one number for each channel: operators of those can leave the loop.
     """
-    body: gs.Graph = loop.attrs["body"]
-    states = body.inputs[2:] if loop.op == "Loop" else body.inputs[: _states(loop)]
+    body, states = loop.attrs["body"], _inner_states(loop)
     matrices = any(len(state.shape or ()) > 2 for state in states)
-    return first_nonlinear(body, _names(loop), body.nodes) if matrices else None
+    return StepStates(body, states).first_nonlinear(body.nodes) if matrices else None
+
+
+def is_linear_scan(node: gs.Node) -> bool:
+    """Return whether a node is a Scan that goes forwards and is linear in its states."""
+    return node.op == "Scan" and not has_directions(node) and nonlinear_operator(node) is None
 
 
 def reads_by_number(loop: gs.Node) -> bool:
@@ -65,19 +107,16 @@ def reads_by_number(loop: gs.Node) -> bool:
     return False
 
 
-def _control(loop: gs.Node) -> int:
-    """Return how many outputs of a body say whether the loop goes on."""
-    return 1 if loop.op == "Loop" else 0
-
-
-def _states(loop: gs.Node) -> int:
-    return len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
+def _inner_states(loop: gs.Node) -> Sequence[gs.Tensor]:
+    """Return the states before a step."""
+    inputs = loop.attrs["body"].inputs
+    return inputs[2:] if loop.op == "Loop" else inputs[: -loop.attrs["num_scan_inputs"]]
 
 
 def starts_of(loop: gs.Node) -> list[gs.Tensor]:
     """Return the states before all steps of a Scan or Loop."""
     first = 2 if loop.op == "Loop" else 0
-    return list(loop.inputs[first : first + _states(loop)])
+    return list(loop.inputs[first : first + len(_inner_states(loop))])
 
 
 def reached(read: Mapping[State, Iterable[State]], state: State) -> set[State]:
@@ -94,29 +133,3 @@ def reached(read: Mapping[State, Iterable[State]], state: State) -> set[State]:
             found.add(one)
             pending += read[one]
     return found
-
-
-def _names(loop: gs.Node) -> set[str]:
-    """Return the names that the states before a step have in it."""
-    body: gs.Graph = loop.attrs["body"]
-    before = body.inputs[2:] if loop.op == "Loop" else body.inputs
-    return {tensor.name for tensor in before[: _states(loop)]}
-
-
-def first_nonlinear(body: gs.Graph, states: set[str], nodes: Iterable[gs.Node]) -> str | None:
-    """Return the first operator of some nodes of a body that is not linear in states, if any.
-
-    Args:
-        body: its nodes in the order of evaluation.
-        states: names of its inputs, or of other values that are linear in states.
-        nodes: those that are looked at.
-    """
-    needed, linear = {id(node) for node in nodes}, set(states)
-    for node in body.nodes:
-        taken = [tensor.name in linear for tensor in node.inputs]
-        if id(node) not in needed or not any(taken) or node.op in SIZES_ONLY:
-            continue
-        if not is_affine(node.op, taken):
-            return str(node.op)
-        linear |= {tensor.name for tensor in node.outputs}
-    return None

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import index_of, is_read, original_of
 from linexport.graph.partial_eval import Values
-from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.scan_body import has_directions, is_linear_scan
 from linexport.graph.tensors import known_shape
 from linexport.loops.state_components import read_groups
 from linexport.loops.step_nodes import keep_outputs, output_axes, scanned_axes
@@ -43,7 +43,7 @@ def delayed_states(values: Values, alone: bool, graph: gs.Graph, scan: gs.Node) 
         graph: that the Scan is in.
         scan: the loop.
     """
-    if scan.op != "Scan" or has_directions(scan) or nonlinear_operator(scan) is not None:
+    if not is_linear_scan(scan):
         return None
     known = read_groups(scan, values)
     if not alone and not (known and any(map(known.is_recurrence, known.groups))):

@@ -11,7 +11,7 @@ of the first state (gated slots).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, combinations
+from itertools import combinations
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
@@ -20,7 +20,7 @@ from linexport.graph.copies import copy_nodes
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY
 from linexport.graph.scan_body import (
-    first_nonlinear,
+    StepStates,
     has_directions,
     nonlinear_operator,
     nonlinear_read,
@@ -50,22 +50,15 @@ class Parts(NamedTuple):
     crossing: list[gs.Tensor]
 
 
-class StepStates:
-    """The body of a Scan, and which states its values are of."""
+class PartedStates(StepStates):
+    """The states of a Scan, and what a loop of some of them would hand on to the others."""
 
     def __init__(self, scan: gs.Node) -> None:
-        self.body: gs.Graph = scan.attrs["body"]
-        self.count = len(self.body.inputs) - scan.attrs["num_scan_inputs"]
-        self.of: dict[str, frozenset[int]] = {
-            t.name: frozenset((i,)) for i, t in enumerate(self.body.inputs[: self.count])
-        }
-        for node in self.body.nodes:
-            read = frozenset(chain.from_iterable(self.states_of(t) for t in node.inputs))
-            self.of |= dict.fromkeys((o.name for o in node.outputs), read)
-
-    def states_of(self, tensor: gs.Tensor) -> frozenset[int]:
-        """Return the places of the states that a value is computed of."""
-        return self.of.get(tensor.name, frozenset())
+        body: gs.Graph = scan.attrs["body"]
+        states = body.inputs[: -scan.attrs["num_scan_inputs"]]
+        # A value of another loop's state has no sizes in a loop either.
+        super().__init__(body, states, sizes=True)
+        self.values = StepStates(body, states)
 
     def closed(self) -> Iterator[frozenset[int]]:
         """Yield the sets of states that read no state outside of them, not all states."""
@@ -127,7 +120,7 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     by_step, by_read = nonlinear_operator(scan), nonlinear_read(scan)
     if by_step is None and by_read is None:
         return None
-    known = StepStates(scan)
+    known = PartedStates(scan)
     if known.count > MAX_STATES or not is_plain(known.body):
         return None
     found = [Parts(first, known.crossing(first, known.is_made_again)) for first in known.closed()]
@@ -141,15 +134,14 @@ def plan(graph: gs.Graph, scan: gs.Node) -> Parts | None:
     return None if best is None or numbers_in(best.crossing) > numbers_in(given) else best
 
 
-def _gains(known: StepStates, parts: Parts, read: bool) -> bool:
+def _gains(known: PartedStates, parts: Parts, read: bool) -> bool:
     """Return whether the second loop is linear in its states, with ``read`` in its outputs too."""
     body = known.body
-    own = {t.name for i, t in enumerate(body.inputs[: known.count]) if i not in parts.first}
     after = [body.outputs[i] for i in range(known.count) if i not in parts.first]
     if read:
         after += [body.outputs[i] for i in known.second_outputs(parts.first)]
     # Values of the first states are tokens to the second loop, so that only its own states count.
-    return first_nonlinear(body, own, nodes_behind(after)) is None
+    return known.values.first_nonlinear(nodes_behind(after), without=parts.first) is None
 
 
 def is_plain(body: gs.Graph) -> bool:
@@ -160,7 +152,7 @@ def is_plain(body: gs.Graph) -> bool:
 
 def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
     """Put two Scans in the place of one; the second scans what the first gives."""
-    known, axes = StepStates(scan), scanned_axes(scan)
+    known, axes = PartedStates(scan), scanned_axes(scan)
     body, count, stem = known.body, known.count, scan.name or scan.outputs[0].name
     later = known.second_outputs(parts.first)
     first = [*sorted(parts.first), *(i for i in range(count, len(body.outputs)) if i not in later)]
@@ -188,7 +180,7 @@ def take_apart(graph: gs.Graph, scan: gs.Node, parts: Parts) -> None:
         drop_unread(node, scanned)
 
 
-def _second(known: StepStates, parts: Parts, given: list[int], name: str) -> gs.Graph:
+def _second(known: PartedStates, parts: Parts, given: list[int], name: str) -> gs.Graph:
     """Return the body of the second loop, which reads what crosses over as tokens.
 
     Args:

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.dims import Shape
-from linexport.loops.linearize_step import Column
 from linexport.match.emit.complex_diagonal import LARGE, Pair, Turns
 
 
@@ -27,7 +26,7 @@ class StatePairs:
     axis: int | None = None
     alternate: bool = False
 
-    def basis(self, dtype: np.dtype[np.generic], stem: str) -> list[Column]:
+    def basis(self, dtype: np.dtype[np.generic], stem: str) -> list[gs.Tensor | None]:
         """Return states whose real parts are 1; ``stem`` begins the name of the numbers."""
         # A batch of 1 is broadcast: the basis is the same for all sequences.
         ones = np.ones([1, *map(int, self.shape[1:])], dtype)
@@ -40,7 +39,9 @@ class StatePairs:
             entries = np.concatenate(both, self.axis)
         return [gs.Constant(f"{stem}/one", entries)]
 
-    def parts(self, states: Sequence[Column], stem: str) -> tuple[list[gs.Node], list[Column]]:
+    def parts(
+        self, states: Sequence[gs.Tensor | None], stem: str
+    ) -> tuple[list[gs.Node], list[gs.Tensor | None]]:
         """Return nodes of a step that split states into parts, and their outputs."""
         if self.axis is None:
             return [], list(states)
@@ -53,7 +54,7 @@ class StatePairs:
             if self.alternate
             else ((0, size, 1), (size, 2 * size, 1))
         )
-        nodes, found = list[gs.Node](), list[Column]()
+        nodes, found = list[gs.Node](), list[gs.Tensor | None]()
         for place, (start, end, step) in enumerate(ends):
             given = [
                 gs.Constant(f"{stem}/{name}_{place}", np.asarray([n], LARGE))

@@ -11,14 +11,14 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind, original_of, producer
 from linexport.graph.partial_eval import Values
-from linexport.graph.scan_body import has_directions, nonlinear_operator, reached
-from linexport.loops.fission import StepStates, is_plain
+from linexport.graph.scan_body import is_linear_scan, reached
+from linexport.loops.fission import PartedStates, is_plain
 from linexport.loops.step_nodes import ARITHMETIC
 
 Group = frozenset[int]
 
 
-class LinearStates(StepStates):
+class LinearStates(PartedStates):
     """The states of a Scan that is linear in them, by groups.
 
     Args:
@@ -28,7 +28,7 @@ class LinearStates(StepStates):
 
     def __init__(self, scan: gs.Node, values: Values) -> None:
         super().__init__(scan)
-        self._starts, self._values = scan.inputs[: self.count], values
+        self._starts, self._known = scan.inputs[: self.count], values
         reads = dict(enumerate(map(self.states_of, self.body.outputs[: self.count])))
         behind = [reached(reads, place) for place in reads]
         # States that reach each other are a strongly connected component.
@@ -61,7 +61,7 @@ class LinearStates(StepStates):
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
         start = self._starts[place]
         # The operators begin with zeros or with a stored state.
-        begun = self._values.is_zero(start) or _is_stored(start)
+        begun = self._known.is_zero(start) or _is_stored(start)
         return begun and all(node.op in ARITHMETIC for node in own)
 
     def is_read_begun(self, tensor: gs.Tensor) -> bool:
@@ -70,7 +70,7 @@ class LinearStates(StepStates):
         Recognition reads such states after the step alone.
         """
         places = [i for i, t in enumerate(self.body.inputs[: self.count]) if t is tensor]
-        return any(not self._values.is_zero(self._starts[i]) for i in places)
+        return any(not self._known.is_zero(self._starts[i]) for i in places)
 
     def is_made_of_one(self, first: Group, node: gs.Node) -> bool:
         """Return whether a node makes values of one that is of some states, entry by entry.
@@ -86,7 +86,7 @@ class LinearStates(StepStates):
 
 def read_groups(scan: gs.Node, values: Values) -> LinearStates | None:
     """Return the states of a Scan by groups; None where it is not linear, or has only one."""
-    if scan.op != "Scan" or has_directions(scan) or nonlinear_operator(scan) is not None:
+    if not is_linear_scan(scan):
         return None
     body: gs.Graph = scan.attrs["body"]
     if not is_plain(body) or any(t.shape is None for t in (*body.inputs, *scan.inputs)):

@@ -23,10 +23,10 @@ from linexport.graph.dims import Shape
 from linexport.graph.edit import is_read
 from linexport.graph.findings import Findings, RejectedMatch, UnmatchedCandidate
 from linexport.graph.monomials import parse
-from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.scan_body import is_linear_scan
 from linexport.graph.tensors import known_shape
-from linexport.loops.linearize_step import StepColumns
 from linexport.loops.pairs import StatePairs, layouts
+from linexport.loops.step_algebra import StepAlgebra
 from linexport.loops.step_nodes import leaves, multiplies, numbers_in, scanned_axes
 from linexport.loops.vectorize_over_time import (
     OPERATORS,
@@ -106,9 +106,9 @@ def _is_linear_loop(e: Evaluator, loop: gs.Node) -> bool:
     typed = all(t.dtype == FLOAT for t in body.inputs[:count])
     last = any(is_read(e.graph, t) for t in loop.outputs[:count])
     zero = all(map(e.values.is_zero, loop.inputs[:count]))
-    if not (shaped and typed and zero and tokens) or last or has_directions(loop):
+    if not (shaped and typed and zero and tokens) or last:
         return False
-    return count in (1, 2) and nonlinear_operator(loop) is None
+    return count in (1, 2) and is_linear_scan(loop)
 
 
 def _is_followed(loop: gs.Node, data: Collection[str]) -> bool:
@@ -207,7 +207,7 @@ class _Turning:
     def _parts(self) -> tuple[list[gs.Node], Pair]:
         """Write h, (B, T, N), and return nodes in front of that."""
         step = self._step("columns")
-        columns = StepColumns(step, self.count)
+        columns = StepAlgebra(step, step.inputs[: self.count])
         basis = self.pairs.basis(np.dtype(step.inputs[0].dtype), self.name)
         (own, kept), (added_by, added) = (
             self.pairs.parts(states, f"{self.name}/{stem}")

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.findings import Findings
-from linexport.graph.scan_body import nonlinear_operator
+from linexport.graph.scan_body import is_linear_scan
 from linexport.graph.shapes import completed_shapes
 from linexport.match.search.by_probing import replace_loops
 from linexport.match.search.matcher import Search
@@ -74,7 +74,7 @@ def _search(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
 
 
 def _linear_loops(graph: gs.Graph) -> int:
-    return sum(node.op == "Scan" and nonlinear_operator(node) is None for node in graph.nodes)
+    return sum(map(is_linear_scan, graph.nodes))
 
 
 PASS = Pass(

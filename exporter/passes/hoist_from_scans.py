@@ -4,7 +4,7 @@
                    h = a h + x_t         ->    Scan over a_t, x_t: h = a_t h + x_t
 
 Several factors of a state, and sums that have it several times, are joined before, see
-``scan_rates`` and ``scan_sums``. What is left in the body is a recurrence that recognition can
+``affine_update``. What is left in the body is a recurrence that recognition can
 read; in a loop that is not linear, one product of all tokens takes the place of one for each. Outer
 products stay in the step: there is one of them at a time. From a loop that is linear in its states
 functions of outer products leave too, such as the exp(d A) - 1 of a zero-order hold, which
@@ -27,8 +27,7 @@ from linexport.graph.operators import ELEMENTWISE, LAYOUT, typed_like_output
 from linexport.graph.partial_eval import Values
 from linexport.graph.scan_body import has_directions, nonlinear_operator
 from linexport.graph.tensors import known_shape
-from linexport.loops.affine_update import join_sums
-from linexport.loops.rates import join_rates
+from linexport.loops.affine_update import join_updates
 from linexport.loops.step_nodes import copy_given, drop_unread, leaves, scanned_axes
 from linexport.loops.step_norms import as_layer_norms
 from linexport.loops.vectorize_over_time import LiftedSteps, ScannedTokens
@@ -65,7 +64,7 @@ def run(graph: gs.Graph) -> PassResult:
     changed = [as_layer_norms(scan.attrs["body"], known) for scan in scans]
     # What is cast may be a constant, which must not wait for the value that says the type.
     changed += [_typed(node) for scan in scans for node in scan.attrs["body"].nodes]
-    changed += [join(scan) for scan in scans for join in (join_sums, join_rates)]
+    changed += map(join_updates, scans)
     return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(changed))
 
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.edit import index_of, is_read, original_of
-from linexport.graph.scan_body import has_directions, nonlinear_operator
+from linexport.graph.scan_body import is_linear_scan
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +26,10 @@ def run(graph: gs.Graph) -> PassResult:
 
 def _given(graph: gs.Graph, scan: gs.Node) -> dict[int, int] | None:
     """Return the place of the output with all of a state, by that of its last one."""
-    if scan.op != "Scan" or has_directions(scan):
+    if not is_linear_scan(scan):
         return None
     outputs, count = scan.attrs["body"].outputs, len(scan.inputs) - scan.attrs["num_scan_inputs"]
     read = [i for i in range(count) if is_read(graph, scan.outputs[i])]
-    if not read or nonlinear_operator(scan) is not None:
-        return None
     every = {original_of(outputs[i]).name: i for i in range(count, len(outputs))}
     found = {i: every[name] for i in read if (name := original_of(outputs[i]).name) in every}
     return found or None

@@ -22,7 +22,7 @@ from linexport.graph.contract import Pass, PassResult, rewrite_matches
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY, COMPARISONS, ELEMENTWISE
-from linexport.graph.scan_body import has_directions
+from linexport.graph.scan_body import StepStates, has_directions
 from linexport.loops import fission
 from linexport.loops.step_nodes import (
     ARITHMETIC,
@@ -81,7 +81,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
         return None
     kept = {id(n) for n in nodes_behind(body.outputs[:states])}
-    of_states = {t.name for t in body.inputs[:states]}
+    step = StepStates(body, body.inputs[:states], sizes=True)
     made = {o.name for n in body.nodes for o in n.outputs}
     tokens = {t.name for t in body.inputs[states:]}
     within, leaving, chosen = made | shapes.keys(), set[str](), list[gs.Node]()
@@ -90,13 +90,12 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
         known = leaves(node, within, shapes, outer=True)
         if not known:
             shapes |= {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
-        if reads & of_states:
-            square = node.op == "Mul" and reads <= of_states
+        if any(map(step.states_of, node.inputs)):
+            square = node.op == "Mul" and all(map(step.states_of, node.inputs))
             reason = (
                 square or node.op in PROJECTIONS or _begins_function(node) or _puts_together(node)
             )
-            reason = reason or _divides_by_more(node, of_states, made | tokens)
-            of_states |= {o.name for o in node.outputs}
+            reason = reason or _divides_by_more(node, step, made | tokens)
             if reads & leaving and (not known or id(node) in kept):
                 return None
             if reads & leaving or (reason and known and id(node) not in kept):
@@ -119,7 +118,7 @@ def _begins_function(node: gs.Node) -> bool:
     return node.op in FUNCTIONS or bool(grouped)
 
 
-def _divides_by_more(node: gs.Node, of_states: set[str], of_step: set[str]) -> bool:
+def _divides_by_more(node: gs.Node, step: StepStates, of_step: set[str]) -> bool:
     """Return whether a quotient's divisor adds something of the token to what is of states.
 
     Recognition reads divisors that are a sum over keys and a number.
@@ -127,7 +126,7 @@ def _divides_by_more(node: gs.Node, of_states: set[str], of_step: set[str]) -> b
     added = producer(node.inputs[1], "Add") if node.op == "Div" else None
     if added is None:
         return False
-    others = [t for t in added.inputs if t.name not in of_states]
+    others = [t for t in added.inputs if not step.states_of(t)]
     return len(others) == 1 and others[0].name in of_step
 
 

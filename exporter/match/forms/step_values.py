@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind, original_of, producer
-from linexport.graph.scan_body import first_nonlinear
+from linexport.graph.scan_body import StepStates
 from linexport.match.forms.terms import IDENTITY, StepValue, Term
 
 
@@ -37,7 +37,7 @@ class StepNames:
         found: dict[str, gs.Tensor] = {}
         for place in range(count):
             before, after = body.inputs[place], original_of(body.outputs[place])
-            if first_nonlinear(body, {before.name}, nodes_behind([after])) is None:
+            if StepStates(body, [before]).first_nonlinear(nodes_behind([after])) is None:
                 continue
             start = self._number(("start", scan.inputs[place].name))
             step = self._value(after, self._given(scan, place), {})
