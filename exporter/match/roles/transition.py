@@ -19,6 +19,7 @@ from linexport.graph.edit import is_read, original_of
 from linexport.match.forms.axes import Axis, Index, Renaming
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.scan import followed, logarithm_of, steps_of
+from linexport.match.forms.step_terms import by_states
 from linexport.match.forms.terms import Form, Iota, Leaf, PositionOrder, Term
 from linexport.match.roles.roles import Roles, Transition
 
@@ -77,37 +78,14 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))
 
 
-def _by_reading(form: Form, state: str) -> tuple[Term, tuple[Term, Leaf], Term] | None:
-    """Split the terms of the next state; None where it has others than these three.
-
-    Returns:
-        What the state is multiplied with; what it is corrected by, and the leaf that reads it
-        there; what is of the tokens alone.
-    """
-    kept, corrected, written = list[Term](), list[tuple[Term, Leaf]](), list[Term]()
-    for term in form.terms:
-        own = [f for f in term.of(Leaf) if f.tensor.name == state]
-        rest = Term(term.coefficient, tuple(f for f in term.factors if f not in own))
-        # The step must be linear in the state: one factor, under no function.
-        if len(own) > 1 or any(f.function != ("x",) for f in own):
-            return None
-        if not own:
-            written.append(rest)
-        elif own[0].dims == form.dims:
-            kept.append(rest)
-        else:
-            corrected.append((rest, own[0]))
-    if len(kept) != 1 or len(corrected) != 1 or len(written) != 1:
-        return None
-    return kept[0], corrected[0], written[0]
-
-
 def _parts(form: Form, state: str) -> _Parts | None:
     """Return the parts of the next state; None where it is another sum."""
-    terms = _by_reading(form, state)
+    terms = by_states(form, {state})
     if terms is None or any(len(index) > 1 for index in form.dims):
         return None
-    kept, (correction, own_leaf), addend = terms
+    if not len(terms.kept) == len(terms.moved) == len(terms.added) == 1:
+        return None
+    (kept,), ((correction, own_leaf),), (addend,) = terms.kept, terms.moved, terms.added
     renamed = [(x, y) for x, y in zip(own_leaf.dims, form.dims, strict=True) if x != y]
     if len(renamed) != 1 or not all(renamed[0]) or correction.axes - form.axes - {*renamed[0][0]}:
         return None
@@ -141,22 +119,21 @@ def _split(term: Term, axis: Axis) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...]]:
 
 def _query(output: Form, state: str, parts: _Parts) -> tuple[Term, tuple[Index, ...]] | None:
     """Return the product that reads the state, and the dims of the output by the state's labels."""
-    if len(output.terms) != 1:
+    terms = by_states(output, {state})
+    if len(output.terms) != 1 or terms is None or not terms.moved:
         return None
-    (term,) = output.terms
-    own = [f for f in term.of(Leaf) if f.tensor.name == state]
-    others = tuple(f for f in term.factors if f not in own)
-    if len(own) != 1 or own[0].function != ("x",) or not all(isinstance(f, Leaf) for f in others):
+    ((query, own),) = terms.moved
+    if len(query.of(Leaf)) < len(query.factors):
         return None
-    labels = [a for index in own[0].dims for a in index]
+    labels = [a for index in own.dims for a in index]
     if len(labels) != len(parts.dims):
         return None
     known: Renaming = {a: (b,) for a, b in zip(labels, parts.dims, strict=True)}
-    summed = Term(1.0, tuple(own)).rename(known).axes - output.rename(known).axes
+    summed = Term(1.0, (own,)).rename(known).axes - output.rename(known).axes
     # A query reads the state along the channel that keys were written to.
-    if summed != {parts.channel} or term.axes - output.axes - {*labels}:
+    if summed != {parts.channel} or query.axes - output.axes - {*labels}:
         return None
-    return Term(term.coefficient, others).rename(known), output.rename(known).dims
+    return query.rename(known), output.rename(known).dims
 
 
 def _roles(e: Evaluator, parts: _Parts, query: Term, time: Axis) -> Roles | None:

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.scan_body import reached, starts_of
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.scan import Steps, read_steps
+from linexport.match.forms.step_terms import by_states, states_in
 from linexport.match.forms.terms import Form, Leaf
 
 LINEAR = "is linear in its states, but "
@@ -73,14 +74,14 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
         return WEIGHTS
     if steps is None:
         return OTHER
-    read = {name: _states(form, steps) for name, form in steps.following.items()}
+    read = {name: states_in(form, steps.following) for name, form in steps.following.items()}
     others = [(name, other) for name, own in read.items() for other in own - {name}]
     # A state that reads one by which it is read is in a cycle.
     if any(name in reached(read, other) for name, other in others):
         return COUPLED
     if others:
         return CASCADE
-    if any(len(_states(form, steps)) > 1 for form in steps.outputs):
+    if any(len(states_in(form, steps.following)) > 1 for form in steps.outputs):
         return SUM
     return RATES if any(map(_has_sum_of_rates, steps.following.items())) else OTHER
 
@@ -93,22 +94,14 @@ def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:
     return any(not e.is_weight(f.tensor) for term in form.terms for f in term.of(Leaf))
 
 
-def _states(form: Form | None, steps: Steps) -> set[str]:
-    """Return the states that are factors of a form."""
-    leaves = (f for term in (form.terms if form else ()) for f in term.of(Leaf))
-    return {f.tensor.name for f in leaves} & steps.following.keys()
-
-
 def _has_sum_of_rates(state: tuple[str, Form | None]) -> bool:
     """Return whether several terms of a state after a step have it as a factor."""
     name, form = state
-    terms = form.terms if form else ()
-    return sum(any(f.tensor.name == name for f in t.of(Leaf)) for t in terms) > 1
+    terms = by_states(form, {name})
+    return terms is not None and len(terms.kept) + len(terms.moved) > 1
 
 
 def _is_entrywise(form: Form | None, steps: Steps) -> bool:
     """Return whether entries after a step are of the same entries of states before it."""
-    if form is None:
-        return False
-    own = [f for term in form.terms for f in term.of(Leaf) if f.tensor.name in steps.following]
-    return all(f.dims[:-1] == form.dims and f.function == ("x",) for f in own)
+    terms = by_states(form, steps.following)
+    return terms is not None and not terms.moved

@@ -20,6 +20,7 @@ from linexport.match.forms import algebra
 from linexport.match.forms.axes import Axis, Index, Renaming
 from linexport.match.forms.evaluate import Evaluator, rule
 from linexport.match.forms.rules.shifts import delayed_along
+from linexport.match.forms.step_terms import by_states, states_in
 from linexport.match.forms.terms import (
     IDENTITY,
     Factor,
@@ -116,9 +117,9 @@ def _before(
     """
     before: dict[str, Form] = {}
     # A state that does not read itself is a function of the others one step before.
-    ordered = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
+    ordered = sorted(following.items(), key=lambda state: not states_in(state[1], {state[0]}))
     for name, form in ordered:
-        if _has(form, {name}):
+        if states_in(form, {name}):
             closed = form and _closed(e, form, name, first[name], time)
         elif (same := _step_ago(e, form, first[name])) is not None:
             closed = same
@@ -129,7 +130,7 @@ def _before(
             closed = form and _without_states(form, before)
             closed = closed and delayed_along(closed, (time,))
         # A closed form that still reads a state would need that one solved first.
-        if closed is None or _has(closed, set(following)):
+        if closed is None or states_in(closed, following):
             return None
         before[name] = closed
     return before
@@ -153,13 +154,6 @@ def _step_ago(e: Evaluator, form: Form | None, first: Form) -> Form | None:
     if begun is None or begun.scalar is None or begun.scalar != first.scalar:
         return None
     return replace(form, terms=(Term(1.0, (replace(leaf, tensor=found[0]),)),))
-
-
-def _has(form: Form | None, names: set[str]) -> bool:
-    """Return whether tensors are factors of a form."""
-    return form is not None and any(
-        f.tensor.name in names for term in form.terms for f in term.of(Leaf)
-    )
 
 
 def steps_of(
@@ -205,22 +199,18 @@ def followed(form: Form | None, made: set[str]) -> Form | None:
 def _closed(e: Evaluator, form: Form, state: str, first: Form, time: Axis) -> Form | None:
     """The state before a step, from the form of the state after it and that before all steps."""
     # S_t = a S_{t-1} + U: a term with the state, and terms without. Of two terms with the state
-    # the rate would be a sum, whose logarithm is not a sum of logarithms.
-    kept = [t for t in form.terms if any(f.tensor.name == state for f in t.of(Leaf))]
-    added = tuple(t for t in form.terms if t not in kept)
-    if len(kept) != 1 or not added:
+    # the rate would be a sum, whose logarithm is not a sum of logarithms. The state must come back
+    # entry by entry; a product with a matrix is another recurrence.
+    terms = by_states(form, {state})
+    if terms is None or terms.moved or len(terms.kept) != 1 or not terms.added:
         return None
-    own = next(f for f in kept[0].of(Leaf) if f.tensor.name == state)
-    # The state must come back entry by entry; a product with a matrix is another recurrence.
-    if own.dims[:-1] != form.dims or own.function != ("x",):
-        return None
-    rate = Term(kept[0].coefficient, tuple(f for f in kept[0].factors if f is not own))
+    (rate,) = terms.kept
     # The state is S_0, and the sum of what earlier steps added: sum_s [s < t] U_s.
     column: Index = (Axis(time.size),)
     order = Term(1.0, (PositionOrder((time,), column, -1),))
-    earlier = replace(form, terms=added).rename({time: column})
-    terms = [algebra.multiplied(t, order) for t in earlier.terms]
-    closed = Form(form.dims, tuple(t for t in terms if t is not None))
+    earlier = replace(form, terms=terms.added).rename({time: column})
+    products = [algebra.multiplied(t, order) for t in earlier.terms]
+    closed = Form(form.dims, tuple(t for t in products if t is not None))
     growth = logarithm_of(e, rate)
     if growth is None:
         return None
