@@ -31,7 +31,7 @@ class StatePairs:
         # A batch of 1 is broadcast: the basis is the same for all sequences.
         ones = np.ones([1, *map(int, self.shape[1:])], dtype)
         if self.axis is None:
-            return [gs.Constant(f"{stem}/one", np.ones([1] * len(self.shape), dtype)), None]
+            return [gs.Constant(f"{stem}/one", ones), None]
         both = [ones, np.zeros_like(ones)]
         if self.alternate:
             entries = np.stack(both, self.axis + 1).reshape(1, *map(int, self._whole(1)[1:]))

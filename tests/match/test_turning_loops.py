@@ -20,11 +20,17 @@ from tests.support.loops import session_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+Step = Callable[..., tuple[Tensor, ...]]
 
 
 def turned(re: Tensor, im: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * re - b * im, b * re + a * im
+
+
+def turned_by_halves(re: Tensor, im: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Both parts side by side, and turned by a quarter, as rotary positions are written."""
+    both, quarter = torch.cat([re, im], -1), torch.cat([-im, re], -1)
+    return (torch.cat([a, a], -1) * both + torch.cat([b, b], -1) * quarter).chunk(2, -1)
 
 
 class Recurrence(nn.Module):
@@ -68,6 +74,17 @@ def model() -> onnx.ModelProto:
     assert [m.update_rule for m in found.findings.matches] == ["gated"]
     assert not any(node.op_type == "Scan" for node in found.model.graph.node)
     return found.model
+
+
+def test_parts_may_be_turned_side_by_side() -> None:
+    found = rewritten(Recurrence(turned_by_halves))
+    assert [m.update_rule for m in found.findings.matches] == ["gated"]
+    (state,) = states.find_states(found.model)
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (2, 50, 16)).astype(np.float32)
+    got = session_of(found.model).run(None, {"x": x, state.past: state.start(2)})[0]
+    expected = in_float64(x)
+    assert np.abs(got - expected).max() < 5e-6 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("turns", ["all", "one"])
