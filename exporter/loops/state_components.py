@@ -59,18 +59,17 @@ class LinearStates(PartedStates):
             return False  # a next state that does not read itself is a delay of others
         behind = nodes_behind([self.body.outputs[place]])
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
-        start = self._starts[place]
-        # The operators begin with zeros or with a stored state.
-        begun = self._known.is_zero(start) or _is_stored(start)
-        return begun and all(node.op in ARITHMETIC for node in own)
+        return self._is_begun(place) and all(node.op in ARITHMETIC for node in own)
 
     def is_read_begun(self, tensor: gs.Tensor) -> bool:
-        """Return whether a value is a state before the step that does not begin with zeros.
-
-        Recognition reads such states after the step alone.
-        """
+        """Return whether a value is a state before the step that begins with what is computed."""
         places = [i for i, t in enumerate(self.body.inputs[: self.count]) if t is tensor]
-        return any(not self._known.is_zero(self._starts[i]) for i in places)
+        return not all(map(self._is_begun, places))
+
+    def _is_begun(self, place: int) -> bool:
+        """Return whether a state begins with zeros or with a stored state, as operators do."""
+        start = self._starts[place]
+        return self._known.is_zero(start) or _is_stored(start)
 
     def is_made_of_one(self, first: Group, node: gs.Node) -> bool:
         """Return whether a node makes values of one that is of some states, entry by entry.

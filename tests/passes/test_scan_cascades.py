@@ -136,8 +136,7 @@ def test_states_of_any_order_are_the_same_in_loops_of_their_own(
 ) -> None:
     order = data.draw(st.permutations(range(len(system))))
     graph = separated(model_of(system, order))
-    # What begins with numbers and is read before a step is not handed on.
-    if any(state.rate for state in system) and not any(state.start for state in system):
+    if any(state.rate for state in system):
         for scan in (node for node in graph.nodes if node.op == "Scan"):
             assert_no_state_reads_another(scan)
     session = onnxruntime.InferenceSession(to_model(graph).SerializeToString())
@@ -187,11 +186,29 @@ class Differences(Recurrence):
         return torch.stack(out, 1)
 
 
+class Begun(Recurrence):
+    """An average of a stored state and of what an average, which is stored too, was before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.linspace(-2, 2, 8))
+
+    def forward(self, x):
+        f, g = self.first.expand(x.shape[0], 8), -self.first.expand(x.shape[0], 8)
+        out = []
+        for t in range(x.shape[1]):
+            g = 0.5 * g + f
+            f = torch.sigmoid(x[:, t]) * f + x[:, t]
+            out.append(g)
+        return torch.stack(out, 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
         (ThreeAverages, {"LinearAttention": 3}),
         (Differences, {"LinearAttention": 1, "CausalConvWithState": 1}),
+        (Begun, {"LinearAttention": 2, "CausalConvWithState": 2}),
     ],
 )
 def test_cascades_and_sums_are_fused_and_stream(

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from linexport.match.errors import NotAttentionError
-from linexport.match.forms.terms import Form, Leaf, Nested, PositionOrder, Term
+from linexport.match.forms.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 from linexport.match.forms.unify import match
 from linexport.match.roles.roles import Roles
 
@@ -31,18 +31,51 @@ def with_initial(roles: Roles, fading: Term) -> Roles | None:
     Raises:
         NotAttentionError: it fades otherwise than the sum over tokens does.
     """
-    if roles.query or roles.decay is None or roles.weights or roles.lag or roles.post != 1.0:
-        return None
     exps = [f for f in fading.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
     state = tuple(fading.of(Leaf))
+    known = len(exps) + len(state) == len(fading.factors)
     # A state before the first token is the same for all queries.
     constant = not any(f.axes & set(roles.query_position) for f in state)
-    if len(exps) != 1 or len(state) + 1 != len(fading.factors) or not constant:
+    found = _with_its_newest_key(roles)
+    if roles.query or roles.weights or found is None or not known or not constant:
         return None
-    (exponent,) = exps[0].inner.terms
+    assert found.decay is not None
+    number = fading.coefficient / roles.post
+    if not _is_faded(exps, found.decay, roles.lags):
+        raise NotAttentionError("its state at the beginning fades by other decays than its sum")
+    return replace(found, initial=Term(number, state))
+
+
+def _with_its_newest_key(roles: Roles) -> Roles | None:
+    """Return the roles of a sum whose newest key has met no decay; None of another sum."""
+    decay = roles.decay
+    if decay is None or roles.lag > 1:
+        return None
+    since = roles.lag - roles.lags + sum(order.offset for order in decay.of(PositionOrder))
+    if since == 0 and roles.post == 1.0:
+        return roles
+    # exp(-c) exp(c (t - s)) = exp(c (t - 1 - s)), with exp(-c) a number.
+    step = since == 1 and len(decay.factors) == 1 and isinstance(decay.factors[0], Iota)
+    same = roles.post > 0 and math.isclose(math.log(roles.post), -decay.coefficient)
+    return replace(roles, post=1.0, lags=True) if step and same else None
+
+
+def _is_faded(exps: list[Nested], decay: Term, lags: bool) -> bool:
+    """Return whether factors are exp(G_t), or exp(c t) exp(-c) where keys lag by a step."""
     # h_t = exp(G_t) h + sum_s exp(G_t - G_s) b_s: the state at the beginning meets the decays of
     # the sum.
-    same = math.isclose(exponent.coefficient, roles.decay.coefficient)
-    if not same or match(exponent, roles.decay, exps[0].axes) is None:
-        raise NotAttentionError("its state at the beginning fades by other decays than its sum")
-    return replace(roles, initial=Term(fading.coefficient, state))
+    step = Term(-decay.coefficient, tuple(f for f in decay.factors if not isinstance(f, Iota)))
+    expected = [decay, step] if lags else [decay]
+    left = list(exps)
+    for term in expected:
+        found = next((f for f in left if _is_same(f, term)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _is_same(exp: Nested, term: Term) -> bool:
+    (exponent,) = exp.inner.terms
+    same = math.isclose(exponent.coefficient, term.coefficient)
+    return same and match(exponent, term, exp.axes) is not None

@@ -41,8 +41,7 @@ BEGUN = LINEAR + (
 
 CASCADE = LINEAR + (
     "one of them reads another that has more numbers than what a token gives and takes, so that a "
-    "loop of its own would write all of them for every token, or one that is read before its step "
-    "and does not begin with zeros. The loop is kept"
+    "loop of its own would write all of them for every token. The loop is kept"
 )
 
 COUPLED = LINEAR + (
