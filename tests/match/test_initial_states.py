@@ -15,9 +15,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Begun(Recurrence):
     """A state of 8 channels that fades by gates, by one number or by a number of each channel."""
 
-    def __init__(self, rate: str, before: bool, number: float | None = None) -> None:
+    def __init__(
+        self, rate: str, before: bool, number: float | None = None, gated: bool = False
+    ) -> None:
         super().__init__()
-        self.rate, self.before, self.number = rate, before, number
+        self.rate, self.before, self.number, self.gated = rate, before, number, gated
         self.first = nn.Parameter(torch.linspace(-2, 2, 8))
         self.rates = nn.Parameter(torch.linspace(-1, 3, 8))
 
@@ -30,7 +32,8 @@ class Begun(Recurrence):
             before = h
             gates = {"gates": x[:, t].sigmoid(), "number": 0.9, "channels": self.rates.sigmoid()}
             h = gates[self.rate] * h + x[:, t]
-            out.append(before if self.before else h)
+            found = before if self.before else h
+            out.append(found * x[:, t] - 0.5 * x[:, t] if self.gated else found)
         return torch.stack(out, 1)
 
 
@@ -49,6 +52,17 @@ def test_a_state_of_numbers_is_read_before_a_step() -> None:
     module = Begun("number", before=True, number=3.0)
     found = rewritten(module)
     assert operators(found) == ["CausalConvWithState", "LinearAttention"]
+    check_streams(found, module)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("rate", ["gates", "number", "channels"])
+def test_what_is_read_may_be_gated_in_the_step(rate: str, before: bool) -> None:
+    module = Begun(rate, before, gated=True)
+    found = rewritten(module)
+    assert [name for name in operators(found) if name != "CausalConvWithState"] == [
+        "LinearAttention"
+    ]
     check_streams(found, module)
 
 

@@ -13,15 +13,20 @@ from dataclasses import replace
 
 from linexport.match.forms.axes import Axis
 from linexport.match.forms.terms import Form, Leaf, PositionOrder, Term
+from linexport.match.roles.initial_state import without_initial
 
 
 def split_bonus(form: Form) -> tuple[Form, tuple[Term, ...]]:
-    """Return the sum over earlier tokens alone, and what is added to it; none of other forms."""
-    sums = tuple(t for t in form.terms if t.of(PositionOrder))
-    others = tuple(t for t in form.terms if not t.of(PositionOrder))
-    if len(sums) != 1 or not all(_of_one_token(t, form.axes) for t in others):
+    """Return the sum over earlier tokens, and what is added to it; none of other forms.
+
+    A state from before the first token remains with the sum.
+    """
+    others = tuple(t for t in form.terms if _of_one_token(t, form.axes))
+    rest = replace(form, terms=tuple(t for t in form.terms if t not in others))
+    sums, _ = without_initial(rest)
+    if len(sums.terms) != 1 or not sums.terms[0].of(PositionOrder):
         return form, ()
-    return replace(form, terms=sums), others
+    return rest, others
 
 
 def _of_one_token(term: Term, free: frozenset[Axis]) -> bool:

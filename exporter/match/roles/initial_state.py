@@ -32,12 +32,15 @@ def with_initial(roles: Roles, fading: Term) -> Roles | None:
         NotAttentionError: it fades otherwise than the sum over tokens does.
     """
     exps = [f for f in fading.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
-    state = tuple(fading.of(Leaf))
-    known = len(exps) + len(state) == len(fading.factors)
+    leaves: list[Leaf] = fading.of(Leaf)
+    known = len(exps) + len(leaves) == len(fading.factors)
+    # w (sum + exp(G_t) h): what is added to the sum is weighted with it.
+    weighted = all(f in leaves for f in roles.weights)
+    state = tuple(f for f in leaves if f not in roles.weights)
     # A state before the first token is the same for all queries.
     constant = not any(f.axes & set(roles.query_position) for f in state)
     found = _with_its_newest_key(roles)
-    if roles.query or roles.weights or found is None or not known or not constant:
+    if roles.query or not weighted or found is None or not known or not constant:
         return None
     assert found.decay is not None
     number = fading.coefficient / roles.post
