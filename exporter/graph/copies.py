@@ -59,6 +59,23 @@ def name_apart(nodes: Sequence[gs.Node], outside: gs.Graph, name: str) -> None:
         node.name = f"{name}/{node.name}"
 
 
+def name_constants_apart(nodes: Sequence[gs.Node], outside: gs.Graph, name: str) -> None:
+    """Give constants of nodes that leave a body names that no other tensor of the graph has.
+
+    Bodies next to each other may have the same names for different numbers.
+
+    Args:
+        nodes: those that leave.
+        outside: the graph they go to.
+        name: begins the new names.
+    """
+    taken = {tensor.name: tensor for tensor in outside.tensors().values()}
+    for tensor in (t for node in nodes for t in node.inputs if isinstance(t, gs.Constant)):
+        while taken.get(tensor.name, tensor) is not tensor:
+            tensor.name = f"{name}/{tensor.name}"
+        taken[tensor.name] = tensor
+
+
 def disconnect(nodes: Sequence[gs.Node]) -> None:
     """Take nodes that are in no graph from the consumers of what they read."""
     for node in nodes:

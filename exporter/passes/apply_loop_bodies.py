@@ -18,7 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.graph.copies import copy_nodes, disconnect, folded
+from linexport.graph.copies import copy_nodes, disconnect, folded, name_constants_apart
 from linexport.graph.edit import index_of
 from linexport.graph.operators import LOOPS
 from linexport.graph.tensors import known_shape
@@ -188,7 +188,7 @@ def _add_of_scan(scan: gs.Node, steps: _Steps) -> None:
 def _write(graph: gs.Graph, loop: gs.Node, steps: _Steps) -> None:
     """Put the steps in the place of a loop."""
     made = [*steps.states, *steps.stacked()]
-    _rename_constants(graph, steps)
+    name_constants_apart(steps.nodes, graph, steps.name)
     outputs = list(loop.outputs)
     loop.inputs.clear()
     loop.outputs.clear()
@@ -197,14 +197,6 @@ def _write(graph: gs.Graph, loop: gs.Node, steps: _Steps) -> None:
             steps.nodes.append(gs.Node("Identity", f"{steps.name}/{old.name}", {}, [new], [old]))
     place = index_of(graph, loop)
     graph.nodes[place : place + 1] = steps.nodes
-
-
-def _rename_constants(graph: gs.Graph, steps: _Steps) -> None:
-    """Give constants of the body names that no other tensor of the graph has."""
-    taken = {tensor.name: tensor for tensor in graph.tensors().values()}
-    for tensor in (t for node in steps.nodes for t in node.inputs):
-        if isinstance(tensor, gs.Constant) and taken.get(tensor.name, tensor) is not tensor:
-            tensor.name = f"{steps.name}/{tensor.name}"
 
 
 PASS = Pass(

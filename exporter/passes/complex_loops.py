@@ -18,7 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError
-from linexport.graph.copies import copy_nodes, disconnect
+from linexport.graph.copies import copy_nodes, disconnect, name_constants_apart
 from linexport.graph.dims import Shape
 from linexport.graph.edit import is_read
 from linexport.graph.findings import Findings, RejectedMatch, UnmatchedCandidate
@@ -179,6 +179,7 @@ class _Turning:
         disconnect([node for node in self.scratch if id(node) not in kept])
         outputs_of_graph = set(map(id, self.graph.outputs))
         replaced = tuple(node.name for node in dead_nodes(region, outputs_of_graph))
+        name_constants_apart(placed, self.graph, self.name)
         self.graph.nodes += placed
         loop.inputs.clear()
         loop.outputs.clear()

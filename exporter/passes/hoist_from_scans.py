@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
+from linexport.graph.copies import name_constants_apart
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, name_type
 from linexport.graph.operators import ELEMENTWISE, LAYOUT, typed_like_output
@@ -148,6 +149,7 @@ def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     body, axes = scan.attrs["body"], scanned_axes(scan)
     lifted = LiftedSteps(scan.name or scan.outputs[0].name, plan.scanned, plan.shapes)
     lifted.take(body, plan.nodes)
+    name_constants_apart(lifted.nodes, graph, lifted.stem)
     place = index_of(graph, scan)
     graph.nodes[place:place] = lifted.nodes
     for tensor in plan.read:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
+from linexport.graph.copies import name_constants_apart
 from linexport.graph.dims import Shape
 from linexport.graph.edit import index_of, nodes_behind, producer
 from linexport.graph.operators import AXES_ONLY, COMPARISONS, ELEMENTWISE
@@ -154,6 +155,7 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     axes = output_axes(scan)
     lifted = LiftedSteps(f"{stem}/after", scanned, plan.shapes)
     lifted.take(body, plan.nodes)
+    name_constants_apart(lifted.nodes, graph, lifted.stem)
     nodes, kept = lifted.nodes, list[int]()
     for place, tensor in enumerate(body.outputs[states:]):
         if tensor.name not in gone:

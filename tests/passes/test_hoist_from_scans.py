@@ -127,6 +127,29 @@ def test_what_stays_in_the_body(step: str, kept: list[str]) -> None:
     np.testing.assert_array_equal(values(original, 5)[1], values(rewritten, 5)[1])
 
 
+@pytest.mark.parametrize("step", [
+    # Numbers of the file in the body, before the loop and after it.
+    "a = Mul (t, k) b = Exp (a) s = Tanh (h) next = Add (s, b) out = Identity (next)",
+    "s = Mul (h, k) next = Add (s, t) out = Max (next, k)",
+    # Numbers that the rewrite makes: 1 and 0 of a mask, in the order of the choice.
+    "a = Add (h, t) c = Greater (t, k) next = Where (c, {}, {}) out = Identity (next)",
+])  # fmt: skip
+def test_bodies_may_have_the_same_names_for_different_numbers(step: str) -> None:
+    loops = [
+        f"last_{n}, {n} = Scan <num_scan_inputs = 1, scan_input_axes = [1], body = step_{n} ("
+        "float[batch, 4] h, float[batch, 4] t) => (float[batch, 4] next, float[batch, 4] out)"
+        f" <float k = {{{k}}}> {{ {step.format(*sides)} }}> (begin, x)"
+        for n, k, sides in (("y", 0.5, ("a", "nil")), ("z", -0.25, ("nil", "a")))
+    ]
+    text = f"""{FORM} g (float[batch, seq, 4] x, float[batch, 4] begin)
+        => (float[seq, batch, 4] y, float[seq, batch, 4] z) <float nil = {{0.0}}>
+        {{ {" ".join(loops)} }}"""
+    original = parser.parse_model(text)
+    rewritten = passes.rewrite(original, stop_after="sink_from_scans").model
+    for a, b in zip(values(original, 7), values(rewritten, 7), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 class GatedUnit(nn.Module):
     """An RG-LRU that projects each token in its loop, as a layer of PyTorch's cells does."""
 
