@@ -1,10 +1,9 @@
-"""A step of a hybrid behind contexts of several lengths, whose caches it appends to or copies.
+"""A step of a hybrid behind contexts of several lengths.
 
     python tools/bench_contexts.py ARTIFACT [--contexts 16,1024,8192,32768] [--json FILE]
 
-Keys and values are drawn. Steps that append to them are timed in turns with steps that are given
-copies, and so make caches of their own, as every step did before calls appended. Making the copies
-that are given is not timed. Medians, in milliseconds, and the bytes of keys and values.
+Keys and values are drawn, and steps of one token append to them. Prints the median of a step in
+milliseconds, and the bytes of keys and values that it reads.
 """
 
 from __future__ import annotations
@@ -23,27 +22,23 @@ from linexport.artifact import Artifact
 
 REPEATS, WARMUP = 40, 4
 
-Arrays = dict[str, np.ndarray]
-
 
 @dataclass(frozen=True)
 class Row:
-    """Times of a step, in milliseconds, behind a context.
+    """A step behind a context.
 
     Attributes:
         context: tokens of it.
         mebibytes: of keys and values.
-        appended: median of steps that append to caches.
-        copied: of steps that copy them.
+        milliseconds: of a step, median.
     """
 
     context: int
     mebibytes: float
-    appended: float
-    copied: float
+    milliseconds: float
 
 
-def begun(artifact: Artifact, context: int) -> Arrays:
+def begun(artifact: Artifact, context: int) -> dict[str, np.ndarray]:
     """Return states after so many tokens: drawn keys and values, and others at their beginning."""
     rng, found = np.random.default_rng(0), artifact.initial_state(1)
     for name, state in artifact.states.items():
@@ -57,21 +52,16 @@ def begun(artifact: Artifact, context: int) -> Arrays:
 
 
 def measured(artifact: Artifact, context: int) -> Row:
-    """Time steps of both kinds, in turns."""
-    state = begun(artifact, context)
+    """Time steps that follow each other."""
+    state, times = begun(artifact, context), []
     size = sum(v.nbytes for n, v in state.items() if artifact.states[n].growing_axis is not None)
     ids = {artifact.manifest.inputs[0].name: np.zeros((1, 1), np.int64)}
     feeds, _ = artifact.inputs.bind([ids], {})
-    states: list[Arrays] = [state, state]
-    times: tuple[list[float], list[float]] = ([], [])
     for _ in range(WARMUP + REPEATS):
-        for kind in range(2):
-            given = {n: np.array(v) for n, v in states[1].items()} if kind else states[0]
-            start = time.perf_counter()
-            _, states[kind] = artifact.call(feeds, given, logits_to_keep=1)
-            times[kind].append(1e3 * (time.perf_counter() - start))
-    appended, copied = (statistics.median(one[WARMUP:]) for one in times)
-    return Row(context, size / 2**20, appended, copied)
+        start = time.perf_counter()
+        _, state = artifact.call(feeds, state, logits_to_keep=1)
+        times.append(1e3 * (time.perf_counter() - start))
+    return Row(context, size / 2**20, statistics.median(times[WARMUP:]))
 
 
 def main() -> None:
@@ -84,9 +74,9 @@ def main() -> None:
     given = options.parse_args()
     artifact = linexport.load(given.artifact, threads=given.threads)
     rows = [measured(artifact, int(context)) for context in given.contexts.split(",")]
-    print("context   MiB of keys and values   appended, ms   copied, ms")
+    print("context   MiB of keys and values   a step, ms")
     for row in rows:
-        print(f"{row.context:7,} {row.mebibytes:24.1f} {row.appended:14.2f} {row.copied:12.2f}")
+        print(f"{row.context:7,} {row.mebibytes:24.1f} {row.milliseconds:12.2f}")
     measurement.write(given.json, [asdict(row) for row in rows])
 
 
