@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import onnxruntime
 
-LEAST, TRIES = 16384, 30
+LEAST, TRIES = 4096, 30
 """Bytes: more than thread-local data of a library, without which glibc ends the program."""
 
 library, *folders = sys.argv[1:]
