@@ -120,7 +120,8 @@ def convert(
         dynamic_shapes: sizes of the inputs that vary, in ``torch.export.export``'s notation; by
             default the batch and the tokens, and {} for none.
         target: Where it will run.
-        precision: For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.
+        precision: For engines and ort-cuda: fp32, fp16 or bf16. States are float32, but for keys
+            and values of ort-cuda in fp16.
         weights: float32, or what precision says; int8 or int4; auto, 4 or 8 bits for each weight
             until max_kld holds. For engines: fp8. For ort and onnx: fp16 or bf16, computed with in
             float32; or keep, the integers of a quantised checkpoint.

@@ -157,7 +157,9 @@ def _manifest(
 ) -> Manifest:
     loaded, traced, findings = original.loaded, original.traced, rewritten.findings
     graph, files = model.graph, describe_files(job.folder)
-    fused = _fused(graph)
+    fused, inputs = _fused(graph), input_records(model.graph.input, loaded.defaults)
+    dtypes = {i.name: i.dtype for i in inputs}  # a target may hold states in half precision
+    states = (s.record() for s in states_of(original, model))
     return Manifest(
         format=FORMAT,
         linexport=linexport.__version__,
@@ -175,9 +177,9 @@ def _manifest(
             *_warnings(fused),
         ),
         kernels=loaded.kernels,
-        inputs=input_records(graph.input, loaded.defaults),
+        inputs=inputs,
         outputs=tensor_records(graph.output),
-        states=tuple(s.record() for s in states_of(original, model)),
+        states=tuple(replace(s, dtype=dtypes[s.past]) for s in states),
         dims={
             name: DimRecord(**vars(limits), traced=traced.example_sizes[name])
             for name, limits in original.dims.items()

@@ -95,7 +95,8 @@ class ConvertOptions:
         "fp32",
         "--precision",
         Panel.COMMON,
-        "For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.",
+        "For engines and ort-cuda: fp32, fp16 or bf16. States are float32, but for keys and "
+        "values of ort-cuda in fp16.",
         words=get_args(Precision),
     )
     weights: str = _option(

@@ -121,7 +121,8 @@ class Options:
     """Options of targets that build engines.
 
     Attributes:
-        precision: of weights and activations, one of ``DTYPES``; states stay in float32.
+        precision: of weights and activations, one of ``DTYPES``; states are float32, but for keys
+            and values of ort-cuda in fp16.
         sms: compute capabilities to build for, such as 89; empty: the target's own choice.
         plugins: run linexport ops by plugins where there is one.
         quick: of these, prefer those that TensorRT runs by itself, without a plugin library.

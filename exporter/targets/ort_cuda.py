@@ -212,9 +212,11 @@ def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     ready = with_root_mean_squares(model)
     if not options.sms:
         ready = tokens_first(ready) if options.packed else ready
-        return half(ready, options.precision, takes, NORMS)
+        return half(ready, options.precision, takes, NORMS, half_caches=True)
     describe = partial(_described, options)
-    return parser_form.mark_plugins(planned(options, ready, takes, NORMS), describe, filled=False)
+    return parser_form.mark_plugins(
+        planned(options, ready, takes, NORMS, half_caches=True), describe, filled=False
+    )
 
 
 def _described(options: Options, op: Op, node: Node) -> Description | None:

@@ -100,3 +100,57 @@ def test_exponents_keep_all_digits(precision: str) -> None:
     kinds = {i.name: i.type.tensor_type.elem_type for i in made.graph.value_info}
     assert kinds[by_type["FeatureMap"].output[0]] == TensorProto.FLOAT
     onnx.checker.check_model(made, full_check=True)
+
+
+def attending() -> onnx.ModelProto:
+    """Scores of a query with keys that were kept and one that is added."""
+
+    def value(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    kept, all_keys = ("batch", 2, "past", 8), ("batch", 2, "past + seq", 8)
+    nodes = [
+        helper.make_node("Exp", ["key"], ["added"]),
+        helper.make_node("Concat", ["past_key_0", "added"], ["present_key_0"], axis=2),
+        helper.make_node("Transpose", ["present_key_0"], ["across"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["query", "across"], ["scores"]),
+    ]
+    given = [value("query", "batch", 2, "seq", 8), value("key", "batch", 2, "seq", 8)]
+    outputs = [value("scores", "batch", 2, "seq", "past + seq"), value("present_key_0", *all_keys)]
+    between = [value("added", "batch", 2, "seq", 8), value("across", "batch", 2, 8, "past + seq")]
+    inputs = [*given, value("past_key_0", *kept)]
+    graph = helper.make_graph(nodes, "scores", inputs, outputs, value_info=between)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("precision", "half_caches", "kind"),
+    [
+        ("fp16", True, TensorProto.FLOAT16),
+        ("fp16", False, TensorProto.FLOAT),
+        ("bf16", True, TensorProto.FLOAT),
+        ("fp32", True, TensorProto.FLOAT),
+    ],
+)
+def test_keys_are_kept_as_their_products_take_them(
+    precision: str, half_caches: bool, kind: int
+) -> None:
+    made = half(attending(), precision, half_caches=half_caches)
+    onnx.checker.check_model(made, full_check=True)
+    types = {i.name: i.type.tensor_type.elem_type for i in (*made.graph.input, *made.graph.output)}
+    assert types["past_key_0"] == types["present_key_0"] == kind
+    assert types["query"] == types["key"] == types["scores"] == TensorProto.FLOAT
+    readers = [n.op_type for n in made.graph.node if "present_key_0" in n.input]
+    assert readers == ["Transpose"]
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(size=(1, 2, 3, 8)).astype(np.float32) for name in ("query", "key")}
+    x["past_key_0"] = rng.normal(size=(1, 2, 5, 8)).astype(dtype)
+    found = open_here(made.SerializeToString()).run(x)
+    keys = np.concatenate([x["past_key_0"].astype(np.float64), np.exp(x["key"])], 2)
+    np.testing.assert_allclose(
+        found["present_key_0"], keys, rtol=2e-3 if kind == TensorProto.FLOAT16 else 1e-6, atol=0
+    )
+    want = x["query"].astype(np.float64) @ keys.swapaxes(2, 3)
+    bound = {"fp16": 2e-3, "bf16": 2e-2, "fp32": 1e-6}[precision]
+    np.testing.assert_allclose(found["scores"], want, rtol=0, atol=bound * np.abs(want).max())

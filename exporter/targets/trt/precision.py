@@ -6,8 +6,10 @@ TensorRT takes networks as they are typed, so precision is a rewrite. The rule i
     sums, exponentials, ratios    float32
     everything else               the widest type among its inputs
 
-States, decays, and the graph's inputs and outputs, stay float32. A constant that half precision
-would take for zero or infinity keeps its operation in float32: an epsilon keeps its value.
+States, decays, and the graph's inputs and outputs, are float32, but for keys and values of softmax
+layers where these are to be in half precision, in which their products take them. A constant that
+half precision would take for zero or infinity keeps its operation in float32: an epsilon keeps its
+value.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph import external_data
+from linexport.graph.states import is_rows
 from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.base import OrtSession
@@ -44,6 +47,7 @@ def half(
     precision: str,
     takes: Collection[str] | None = None,
     norms: Collection[str] = (),
+    half_caches: bool = False,
 ) -> onnx.ModelProto:
     """The model in ``precision``; in "fp32" it is the model itself.
 
@@ -53,13 +57,18 @@ def half(
         takes: standard operators that there are kernels of in that precision, None for all; others
             stay in float32.
         norms: operators that take and give half precision, and sum in float32.
+        half_caches: keys and values of softmax layers are states in fp16, where that is the
+            precision. (NumPy has no bfloat16.)
 
     Raises:
         UnsupportedModelError: it has branches or loops, whose types this does not follow.
     """
     if precision == "fp32":
         return model
-    return _Rewrite(model, ELEMENTS[precision], takes, norms).run()
+    rewrite = _Rewrite(model, ELEMENTS[precision], takes, norms)
+    if half_caches and precision == "fp16":
+        rewrite.keep_caches()
+    return rewrite.run()
 
 
 class _Rewrite:
@@ -84,6 +93,22 @@ class _Rewrite:
         self.constants = {t.name: numpy_helper.to_array(t) for t in self.graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.made: dict[tuple[str, int], str] = {}
+        self.presents: set[str] = set()
+        """Caches of keys and values that are in half precision."""
+
+    def keep_caches(self) -> None:
+        """Have keys and values that a Concat makes longer be states in half precision."""
+        outputs = {o.name: o for o in self.graph.output}
+        inputs = {i.name: i for i in self.graph.input if is_rows(i.name)}
+        for node in self.graph.node:
+            if node.op_type != "Concat" or node.output[0] not in outputs:
+                continue
+            pasts = [name for name in node.input if name in inputs]
+            if len(pasts) != 1 or self.types[pasts[0]] != TensorProto.FLOAT:
+                continue
+            for info in (inputs[pasts[0]], outputs[node.output[0]]):
+                info.type.tensor_type.elem_type = self.types[info.name] = self.lower
+            self.presents.add(node.output[0])
 
     def run(self) -> onnx.ModelProto:
         """See ``half``."""
@@ -119,7 +144,9 @@ class _Rewrite:
         self.nodes.append(node)
         for i, name in enumerate(node.output):
             kind = given[i]
-            if not name or not kind or self.types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT:
+            if name in self.presents or not name or not kind:
+                continue
+            if self.types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT:
                 continue
             self.types[name] = kind
             if name in outputs and kind != TensorProto.FLOAT:
@@ -136,7 +163,7 @@ class _Rewrite:
             )
         if node.op_type in ("Cast", "Shape", "Size"):
             return [0] * len(node.input), [0] * len(node.output)
-        kind = self._kind(node)
+        kind = self.lower if node.output[0] in self.presents else self._kind(node)
         return [kind] * len(node.input), [kind] * len(node.output)
 
     def _allowed(self, node: onnx.NodeProto) -> dict[str, int]:

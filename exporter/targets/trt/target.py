@@ -169,10 +169,11 @@ def planned(
     model: onnx.ModelProto,
     takes: Collection[str] | None = None,
     norms: Collection[str] = (),
+    half_caches: bool = False,
 ) -> onnx.ModelProto:
     """Return the model with its ops as kernels take them, and precision applied; see ``half``."""
     ready = tokens_first(multiply_out(parser_form.fold_constants(model)))
-    return half(ready, options.precision, takes, norms)
+    return half(ready, options.precision, takes, norms, half_caches)
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:
