@@ -14,13 +14,13 @@ import pytest
 import linexport
 from linexport.artifact import Artifact, NGramDraft
 from linexport.artifact.text import prompt_pieces
-from linexport.artifact.text.prompt_pieces import LEAST, PromptPieces
+from linexport.artifact.text.prompt_pieces import LEAST, WHOLE, PromptPieces
 from linexport.manifest import MODEL
 from linexport.sources.onnx_file.skeleton import skeleton
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
-LENGTH = 400
+LENGTH = 640
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def test_the_text_is_that_of_the_whole_prompt(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = list(hybrid.generate(prompt(), max_tokens=8))
-    monkeypatch.setattr(prompt_pieces, "LARGEST", pieces.bytes(128, 1, LENGTH - 128))
+    monkeypatch.setattr(prompt_pieces, "LARGEST", pieces.bytes(128, 1, 768 - 128))
     calls = fed(hybrid, monkeypatch)
     with caplog.at_level(logging.INFO, "linexport"):
         assert list(hybrid.generate(prompt(), max_tokens=8)) == whole
-    assert calls == [128, 128, 128, 16, *[1] * 7]
-    assert "The prompt of 400 tokens is computed 128 at a time" in caplog.text
+    assert calls == [*[128] * 5, *[1] * 7]
+    assert "The prompt of 640 tokens is computed 128 at a time" in caplog.text
     drafted = hybrid.generate(prompt(), max_tokens=8, draft=NGramDraft())
     assert list(drafted) == whole
     own = hybrid.generate(prompt(), max_tokens=8, draft=hybrid.draft())
@@ -72,21 +72,21 @@ def test_the_text_is_that_of_the_whole_prompt(
 def test_short_prompts_are_one_call(hybrid: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_pieces, "LARGEST", 1)
     calls = fed(hybrid, monkeypatch)
-    list(hybrid.generate(prompt(LEAST), max_tokens=1))
-    list(hybrid.generate(prompt(LEAST + 1), max_tokens=1))
-    assert calls == [LEAST, LEAST, 1]
+    list(hybrid.generate(prompt(WHOLE), max_tokens=1))
+    list(hybrid.generate(prompt(WHOLE + 1), max_tokens=1))
+    assert calls == [WHOLE, *[LEAST] * (WHOLE // LEAST), 1]
 
 
 def test_pieces_are_the_longest_that_fit(
     pieces: PromptPieces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for piece in (64, 256, 1024):
-        limit = pieces.bytes(piece, 2, 2000 - piece)
+        limit = pieces.bytes(piece, 2, 2048 - piece)
         monkeypatch.setattr(prompt_pieces, "LARGEST", limit)
         assert pieces.longest(2000, 2, 0) == piece
         monkeypatch.setattr(prompt_pieces, "LARGEST", limit - 1)
         assert pieces.longest(2000, 2, 0) == max(LEAST, piece // 2)
-    monkeypatch.setattr(prompt_pieces, "LARGEST", pieces.bytes(2000, 2, 0))
+    monkeypatch.setattr(prompt_pieces, "LARGEST", pieces.bytes(2048, 2, 0))
     assert pieces.longest(2000, 2, 0) == 2000
 
 

@@ -20,7 +20,7 @@ from linexport.artifact.text.embedding import EmbeddedTexts, TextVectors, Vector
 from linexport.artifact.text.generating import GenerationRequest
 from linexport.artifact.text.generation_config import generation_defaults
 from linexport.artifact.text.language_interface import Prompt, language_interface
-from linexport.artifact.text.prompt_pieces import LEAST, PromptPieces
+from linexport.artifact.text.prompt_pieces import WHOLE, PromptPieces
 from linexport.artifact.text.speculation import Draft, PredictorDraft, StreamDraft, speculative
 from linexport.artifact.text.template import chat_prompt
 from linexport.artifact.text.tokenizer import find_tokenizer
@@ -73,7 +73,7 @@ class TextModel(Model):
     def longest_piece(self, tokens: int, rows: int = 1, held: int = 0) -> int:
         """See ``Model``; values inside a call take ``prompt_pieces.LARGEST`` bytes at most."""
         most = super().longest_piece(tokens, rows, held)
-        return most if most <= LEAST else min(most, self._pieces.longest(tokens, rows, held))
+        return most if most <= WHOLE else min(most, self._pieces.longest(tokens, rows, held))
 
     def draft(self, tokens: int = 4) -> StreamDraft:
         """Return this model as the draft of a larger one with the same tokens, for ``generate``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import onnx
@@ -26,8 +27,14 @@ log = logging.getLogger(__name__)
 LARGEST = 2**30
 """Bytes that the values inside a call may take."""
 
+WHOLE = 512
+"""Tokens of a prompt that is not cut: what it would take is not counted, which takes time."""
+
 LEAST = 64
-"""Tokens of a call at least, and of prompts that nothing is computed for."""
+"""Tokens of a piece at least."""
+
+STEP = 256
+"""Prompts are counted as if they had a multiple of so many tokens: one count serves many."""
 
 
 class PromptPieces:
@@ -55,6 +62,7 @@ class PromptPieces:
         shapes = {i.name: i.shape for i in manifest.inputs}
         growing = [(shapes[s.past], s.growing_axis) for s in states]
         self._held = {shape[axis] for shape, axis in growing if axis is not None}
+        self._counted = cache(self.bytes)
 
     def bytes(self, tokens: int, rows: int, held: int) -> int:
         """Return the bytes of values inside a call.
@@ -77,12 +85,14 @@ class PromptPieces:
             rows: of the batch.
             held: tokens before it.
         """
-        piece = tokens
+        if tokens <= WHOLE:
+            return tokens
+        piece, rounded = tokens, -(-tokens // STEP) * STEP
         try:
-            whole = needed = self.bytes(tokens, rows, held) if tokens > LEAST else 0
+            whole = needed = self._counted(rounded, rows, held)
             while needed > LARGEST and piece > LEAST:
                 piece = 1 << (piece - 1).bit_length() - 1
-                needed = self.bytes(piece, rows, held + tokens - piece)
+                needed = self._counted(piece, rows, held + rounded - piece)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             log.warning("The memory of calls is not known, and prompts are not cut: %s", error)
             return tokens

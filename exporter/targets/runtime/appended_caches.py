@@ -94,7 +94,9 @@ class _Memory:
     def __init__(self, whole: np.ndarray) -> None:
         self.whole = whole
         self._held: Counter[int] = Counter()
-        self._lock = threading.Lock()
+        # Garbage may be collected, and arrays with it, while this thread has the lock: a count is
+        # then too high at worst, and the next call makes a copy.
+        self._lock = threading.RLock()
 
     def first(self, tokens: int) -> np.ndarray:
         """Return the array of the first tokens, which are there."""
