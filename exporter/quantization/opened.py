@@ -104,8 +104,12 @@ class FloatModel:
         return str(self.stored[name].dtype)
 
     def run(self, model: onnx.ModelProto, logits: str | None = None) -> Run:
-        """Open a changed graph; matrices it still has get their float32 values."""
-        return open_written(model, self.values, self.threads, logits=logits)
+        """Open a changed graph; matrices it still has get their float32 values.
+
+        States in half precision may be given to it as they are.
+        """
+        run = open_written(model, self.values, self.threads, logits=logits)
+        return run if self.half is None else lambda feeds: run(_widened(feeds))
 
     def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
         """Open a changed ``written`` as ``open_deployed`` does; ``values``: of new matrices."""
@@ -152,6 +156,10 @@ def _in_float32(values: Mapping[str, NDArray]) -> dict[str, NDArray]:
         [wide[name]] = memory.memory_mapped([value.astype(np.float32)])
         memory.trim_memory()
     return wide
+
+
+def _widened(feeds: Arrays) -> dict[str, NDArray]:
+    return {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in feeds.items()}
 
 
 def open_deployed(

@@ -271,6 +271,8 @@ def _has_bfloat16(model: onnx.ModelProto) -> bool:
 def widen(model: onnx.ModelProto, lower: int = TensorProto.BFLOAT16) -> bool:
     """Make every bfloat16 value float32, in place; False where there is none.
 
+    So are the inputs and outputs of the graph.
+
     Args:
         model: external initializers get the type, and their values are left to the caller.
         lower: the type of half precision, where it is another one.
@@ -290,5 +292,8 @@ def widen(model: onnx.ModelProto, lower: int = TensorProto.BFLOAT16) -> bool:
                 wide = numpy_helper.to_array(tensor).astype(np.float32)
                 tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
             found = True
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == lower:
+            value.type.tensor_type.elem_type, found = TensorProto.FLOAT, True
     del model.graph.value_info[:]
     return found
