@@ -18,7 +18,7 @@ import onnx
 
 from linexport.graph.footprint import Footprint
 from linexport.manifest import Manifest
-from linexport.manifest.records import InputRecord
+from linexport.manifest.records import TOKENS, InputRecord
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +30,26 @@ class CallMemory:
         inputs: of the model.
         batch: names of the dimensions that are rows.
         graph: of the model.
+        inner: names of dimensions that the graph alone has, as long as the tokens of all rows.
     """
 
     def __init__(
-        self, inputs: Sequence[InputRecord], batch: Collection[str], graph: onnx.ModelProto
+        self,
+        inputs: Sequence[InputRecord],
+        batch: Collection[str],
+        graph: onnx.ModelProto,
+        inner: Collection[str] = (),
     ) -> None:
         self._shapes = {i.name: i.shape for i in inputs}
-        self._batch = batch
+        self._batch, self._inner = batch, inner
         self._footprint = Footprint(graph)
         self._row = cache(self._counted)
 
     @classmethod
     def of_model(cls, manifest: Manifest, graph: onnx.ModelProto) -> CallMemory:
         """Return that of the model of an artifact, whose manifest and graph are given."""
-        return cls(manifest.inputs, {n for n, dim in manifest.dims.items() if dim.batch}, graph)
+        batch = {name for name, dim in manifest.dims.items() if dim.batch}
+        return cls(manifest.inputs, batch, graph, (TOKENS,) if manifest.packed is not None else ())
 
     def bytes(self, feeds: Mapping[str, np.ndarray]) -> int:
         """Return the bytes of a call with these inputs."""
@@ -68,6 +74,7 @@ class CallMemory:
     def _counted(self, tokens: int) -> int:
         dims = {d for shape in self._shapes.values() for d in shape if isinstance(d, str)}
         sizes = {dim: 1 if dim in self._batch else tokens for dim in dims}
+        sizes |= dict.fromkeys(self._inner, tokens)
         try:
             return self._footprint.at(sizes)
         except (IndexError, KeyError, TypeError, ValueError) as error:

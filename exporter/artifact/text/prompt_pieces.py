@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from linexport.graph.footprint import Footprint
 from linexport.graph.states import State, rows_dim
 from linexport.manifest import Manifest
+from linexport.manifest.records import TOKENS
 from linexport.targets.lowering.kept_logits import with_kept_logits
 from linexport.targets.runtime.options import LOGITS_FROM
 
@@ -62,6 +63,7 @@ class PromptPieces:
         shapes = {i.name: i.shape for i in manifest.inputs}
         growing = [(shapes[s.past], s.growing_axis) for s in states]
         self._held = {shape[axis] for shape, axis in growing if axis is not None}
+        self._packed = manifest.packed is not None
         self._counted = cache(self.bytes)
 
     def bytes(self, tokens: int, rows: int, held: int) -> int:
@@ -72,10 +74,9 @@ class PromptPieces:
             rows: of the batch.
             held: tokens that states which grow hold before it.
         """
-        sizes = {str(dim): held for dim in self._held}
-        if self._rows is not None:
-            sizes[str(self._rows)] = rows
-        return self._footprint.at(sizes | {self._tokens: tokens})
+        sizes = dict.fromkeys(map(str, self._held), held)
+        sizes |= {str(self._rows): rows, self._tokens: tokens}
+        return self._footprint.at(sizes | ({TOKENS: rows * tokens} if self._packed else {}))
 
     def longest(self, tokens: int, rows: int, held: int) -> int:
         """Return how many tokens each call of a prompt takes: all of them, or a power of two.
