@@ -1,8 +1,12 @@
-"""The command of a process of linexport's own."""
+"""Processes of linexport's own: their command, and their end."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
@@ -12,3 +16,11 @@ def python_module(name: str, *arguments: str) -> list[str]:
     ``json.py`` in there would be imported in the place of Python's.
     """
     return [sys.executable, "-P", "-m", name, *arguments]
+
+
+async def end(process: asyncio.subprocess.Process | None) -> None:
+    """Kill a process where it still runs, and wait for its end; None is one that never ran."""
+    if process is not None:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

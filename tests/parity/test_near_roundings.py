@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,12 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from linexport import parity
-from linexport.graph.dims import DimRange
-from linexport.parity.cases import DEFAULT_SIZES
 from linexport.parity.reference.extra_outputs import Change
 from linexport.parity.routing.choices import RecordingSession, run_with
 from linexport.parity.routing.near_ties import ForcedChoices, decide, within_rounding
 from linexport.parity.tolerances import TOLERANCES
-from linexport.sources.loaded_model import LanguageFacts
 from linexport.targets.base import OrtSession
+from tests.support.compared import check_language
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,23 +82,7 @@ def checked(margin: float, by: float, op: str = "Round", error: float = 0.0) -> 
     values[TIE, 7] += np.float32(by)
     values[TIE, 9] += np.float32(error)
     opened = opener(graph(values, op))
-    tested: Any = SimpleNamespace(
-        packed=False,
-        loaded=SimpleNamespace(
-            module=module, language=LanguageFacts(VOCABULARY, 100, ()), vision=None, given=None
-        ),
-        open=opened,
-        open_changed=opened,
-        dims={"batch": DimRange(batch=True), "seq": DimRange()},
-        states=(),
-        output_names=["logits"],
-        tolerance=FLOAT32,
-        initial_state=lambda batch: {},
-        complete=dict,
-        chosen=DEFAULT_SIZES,
-        behind_at_once=0,
-    )
-    return parity.check_language(tested)
+    return check_language(module, opened, VOCABULARY)
 
 
 def said(notes: list[str]) -> list[str]:

@@ -20,19 +20,18 @@ import linexport
 from linexport import parity
 from linexport.artifact.checked import checked_artifact
 from linexport.conversion.revalidate import reopen
-from linexport.graph.dims import DimRange
 from linexport.manifest import MODEL
 from linexport.parity import diverge
-from linexport.parity.cases import DEFAULT_SIZES, Case, ChosenSizes
+from linexport.parity.cases import Case, ChosenSizes
 from linexport.parity.reference.extra_outputs import Change, open_changed
 from linexport.parity.reference.plain_export import PlainExport
 from linexport.parity.routing.choices import recording
 from linexport.parity.routing.near_ties import ForcedChoices, decide
 from linexport.parity.tolerances import TOLERANCES
-from linexport.sources.loaded_model import LanguageFacts
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
 from linexport.trace import trace
+from tests.support.compared import check_language
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,23 +97,7 @@ def checked(margin: float, by: float, error: float = 0.0) -> parity.Parity:
         change(copy)
         return OrtSession(copy.SerializeToString(), 1)
 
-    tested: Any = SimpleNamespace(
-        packed=False,
-        loaded=SimpleNamespace(
-            module=module, language=LanguageFacts(VOCABULARY, 100, ()), vision=None, given=None
-        ),
-        open=opened,
-        open_changed=opened,
-        dims={"batch": DimRange(batch=True), "seq": DimRange()},
-        states=(),
-        output_names=["logits"],
-        tolerance=FLOAT32,
-        initial_state=lambda batch: {},
-        complete=dict,
-        chosen=DEFAULT_SIZES,
-        behind_at_once=0,
-    )
-    return parity.check_language(tested)
+    return check_language(module, opened, VOCABULARY)
 
 
 def said(notes: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ from linexport.artifact.text.image_processor import (
 )
 from linexport.artifact.text.picture import EXTRA
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.system.child_process import python_module
+from linexport.system.child_process import end, python_module
 from linexport.system.json_object import JsonObject
 
 DECODED = 16
@@ -155,10 +155,7 @@ class PictureReader:
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        await end(process)
 
 
 async def _ask(process: asyncio.subprocess.Process, content: bytes) -> JsonObject:

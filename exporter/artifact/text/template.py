@@ -17,7 +17,7 @@ from pathlib import Path
 
 from linexport.artifact.text.tokenizer import TOKENIZER_CONFIG, Files, read_file, read_json
 from linexport.errors import LinexportError, UsageError
-from linexport.system.child_process import python_module
+from linexport.system.child_process import end, python_module
 from linexport.system.json_object import JsonObject
 
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -165,7 +165,4 @@ class ChatTemplate:
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        await end(process)
