@@ -8,6 +8,7 @@ import numpy as np
 
 from linexport.artifact.finite import non_finite_rows
 from linexport.errors import NonFiniteError, UsageError
+from linexport.graph.dims import followers
 from linexport.graph.states import State, rows_dim
 from linexport.manifest import Manifest
 from linexport.manifest.records import InputRecord
@@ -61,6 +62,7 @@ class CallInputs:
             for i in self._inputs
             if i.name in feeds
         }
+        self._check_related(sizes)
         for i in self._inputs:
             if i.name not in bound:
                 shape = [d if isinstance(d, int) else sizes[str(d)] for d in i.shape]
@@ -86,6 +88,18 @@ class CallInputs:
         if name in self._ranges:
             _check_range(name, value, *self._ranges[name])
         return value
+
+    def _check_related(self, sizes: dict[str, int]) -> None:
+        """Compare sizes with those that they follow from; add those of inputs left out."""
+        for dim, (number, root) in followers(self._dims).items():
+            if (
+                root in sizes
+                and sizes.setdefault(dim, number * sizes[root]) != number * sizes[root]
+            ):
+                raise UsageError(
+                    f"Found {dim} {sizes[dim]} and {root} {sizes[root]}; expected "
+                    f"{number * sizes[root]}, {number} times as much."
+                )
 
     def _check_size(self, name: str, dim: str, found: int, sizes: dict[str, int]) -> None:
         limits = self._dims[dim]

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from linexport import targets
-from linexport.artifact.text.language_interface import logits_of
+from linexport.artifact.text.language_interface import language_interface, logits_of
+from linexport.artifact.text.native_tokenizer import NotNativeError, described
 from linexport.conversion.add_records import with_warnings
+from linexport.errors import UsageError
 from linexport.graph import dims as dimensions
 from linexport.manifest import MODEL, ConvertOptions, Manifest
 from linexport.manifest.folder import file_record
@@ -49,11 +51,25 @@ def with_prepared(
     manifest: Manifest, folder: Path, assemble: targets.Assemble, converted: targets.Converted
 ) -> Manifest:
     """Write the files that build the model's engines on other machines."""
-    prepared = assemble(converted)
+    text, missing = _text_of(manifest, folder)
+    prepared = assemble(replace(converted, text=text))
     names = [prepared.plugin_source, prepared.script, prepared.graph, *prepared.loaders]
     files = {name: file_record(folder / name) for name in names if name is not None}
     manifest = replace(manifest, prepared=prepared, files={**manifest.files, **files})
-    return with_warnings(manifest, [ROUNDED] if manifest.precision == "bf16" else [])
+    rounded = [ROUNDED] if manifest.precision == "bf16" else []
+    return with_warnings(manifest, [*rounded, *missing])
+
+
+def _text_of(manifest: Manifest, folder: Path) -> tuple[bytes | None, list[str]]:
+    """Return the tokenizer of a language model for programs in C++, or why there is none."""
+    try:
+        language = language_interface(manifest)
+    except UsageError:
+        return None, []
+    try:
+        return described(folder, language.vocabulary), []
+    except NotNativeError as reason:
+        return None, [f"run.cpp takes no text: {reason}, and it reads byte-level BPE."]
 
 
 def files_of(manifest: Manifest) -> set[str]:

@@ -20,6 +20,7 @@ from linexport.system.untyped import ArrayLike
 from linexport.targets.runtime.options import (
     LOGITS_FROM,
     LOGITS_TO_KEEP,
+    giving_memory_back,
     session_options,
     write_profile,
 )
@@ -177,6 +178,7 @@ class Converted:
         states: what an output carries to the input of the next call.
         past: range of the rows of states that grow; None for the target's own.
         logits: the output with a language model's logits of each token; None of other models.
+        text: its tokenizer as a program in C++ reads it; None without one.
     """
 
     model: Path
@@ -186,6 +188,7 @@ class Converted:
     states: tuple[StateRecord, ...]
     past: DimRange | None = None
     logits: str | None = None
+    text: bytes | None = None
 
 
 Build = Callable[[Converted], list[EngineRecord]]
@@ -270,7 +273,7 @@ class OrtSession:
         execution: the execution provider that runs it. Any but the CPU's leaves the CPU library
             aside; CUDA's runs nodes that carry kernels by the CUDA library, where it is built and
             they are for this GPU.
-        low_memory: take less memory and more time, and keep no memory of a call for the next one.
+        low_memory: take less memory and more time, and give the memory of a call's values back.
         native: run linexport ops by the CPU library, where it is built and runs all of the model's;
             otherwise, as by default, by the functions that their nodes carry.
         settings: of ONNX Runtime's session configuration, by name.
@@ -313,6 +316,7 @@ class OrtSession:
 
         found = ort_opening.opened(model, options, threads, execution, native, logits)
         self.inner, self.native, self.placement = found.inner, found.native, found.placement
+        self._low_memory = low_memory and execution.provider == CPU
         self.memory: OrtMemory | None = None
         if execution.provider != CPU:
             from linexport.targets.runtime.device_memory import OrtMemory
@@ -321,9 +325,8 @@ class OrtSession:
         self._caches: AppendedCaches | None = None
         if found.caches is not None:
             from linexport.targets.runtime.appended_caches import AppendedCaches
-            from linexport.targets.runtime.device_memory import OrtMemory
 
-            self._caches = AppendedCaches(OrtMemory(self.inner), found.caches)
+            self._caches = AppendedCaches(self._on_host(), found.caches)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
         self.keeps_logits = any(i.name == LOGITS_FROM for i in self.inner.get_inputs())
@@ -334,7 +337,7 @@ class OrtSession:
         bound = self._caches or self.memory
         if bound is not None:
             return bound.run(complete, {})
-        with watched() as options:
+        with watched(giving_memory_back() if self._low_memory else None) as options:
             values = self.inner.run(None, complete, options)
         return dict(zip(self.output_names, values, strict=True))
 
@@ -342,10 +345,13 @@ class OrtSession:
         self, inputs: Mapping[str, object], arrays: Mapping[str, object]
     ) -> dict[str, object]:
         """Run the model with some outputs written to arrays that are there; return the others."""
+        bound = self._caches or self.memory or self._on_host()
+        return bound.run(self._complete(inputs), arrays)
+
+    def _on_host(self) -> OrtMemory:
         from linexport.targets.runtime.device_memory import OrtMemory
 
-        bound = self._caches or self.memory or OrtMemory(self.inner)
-        return bound.run(self._complete(inputs), arrays)
+        return OrtMemory(self.inner, gives_back=self._low_memory)
 
     def _complete(self, inputs: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the inputs of the graph, with where logits begin; all where no number is given."""

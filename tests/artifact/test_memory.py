@@ -86,6 +86,19 @@ def test_pages_leave_memory_when_they_are_released() -> None:
     assert in_files() - before < 4
 
 
+def test_freed_blocks_are_returned_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.trim_memory()
+    blocks = [bytearray(2**16) for _ in range(2**11)]
+    held = blocks[::64]  # so that no block reaches to the end of what the process has
+    grown = memory._resident()
+    del blocks
+    memory.trim_memory()
+    assert grown - memory._resident() > 2**26
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: pytest.fail("blocks were looked for"))
+    memory.trim_memory()
+    assert len(held) == 32
+
+
 def test_where_there_is_no_room_for_a_file_values_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,7 @@ from linexport.targets.base import OrtSession
 from linexport.targets.trt.operands import Facts, LargeOperandError, OperandReader
 from linexport.targets.trt.parser_form import described
 from tests.support import families, kernels
+from tests.support.interpreter import prepare_once_a_launch
 
 pytestmark = pytest.mark.services
 
@@ -31,6 +32,12 @@ pytest.importorskip("triton", reason="kernels are written in Triton: pip install
 pytest.importorskip("transformers", reason="families are transformers' models")
 
 LENGTHS = (1, 3, 4, 5, 40)
+
+
+@pytest.fixture(autouse=True)
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_once_a_launch(monkeypatch)
+
 
 FAMILIES = [
     ("qwen3_5_text", (4,)),

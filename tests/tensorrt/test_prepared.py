@@ -36,7 +36,7 @@ from linexport.plugins.tensorrt.flavour import RTX, TENSORRT
 from linexport.targets.base import Converted, Options
 from linexport.targets.trt import prepared as prepared_folder
 from linexport.targets.trt import target as trt
-from tests.support import ROOT, SCRIPTS, tensorrt_headers
+from tests.support import ROOT, SCRIPTS, native_text, tensorrt_headers
 
 pytestmark = pytest.mark.services
 
@@ -473,30 +473,32 @@ def test_the_python_program_gives_the_logits_of_the_last_token(
     np.testing.assert_allclose(np.load(outputs), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(native_text.COMPILER is None, reason="no C++ compiler, PCRE2 or utf8proc")
 def test_the_program_in_cpp_gives_the_place_of_the_last_token(
     language: Path, tmp_path: Path
 ) -> None:
-    """A stand-in prints the place that it finds in each call."""
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-    compiled(language / "run.cpp", tmp_path / "run", STAND_INS)
-    states = [(s.past, s.present, s.shape) for s in read(language).states]
+    """A stand-in prints the place that it finds in each call, and gives logits of zeros."""
+    manifest = read(language)
+    assert manifest.prepared is not None and "linexport_text.bin" in manifest.prepared.loaders
+    assert {"linexport_text.bin", "linexport_text.h"} <= manifest.files.keys()
+    native_text.compiled(language / "run.cpp", tmp_path / "run", STAND_INS)
+    states = [(s.past, s.present, s.shape) for s in manifest.states]
     lines = ["in tokens 1 -1", "in logits_at 1 1", "out output 1 1 256"]
     for past, present, shape in states:
         sizes = " ".join(map(str, (1, *shape[1:])))
         lines += [f"in {past} {sizes}", f"out {present} {sizes}"]
     (language / "engine").write_text("\n".join(lines))
     (language / "liblinexport_tensorrt.so").touch()
-    run = [str(tmp_path / "run"), "engine"]
+    run = [str(tmp_path / "run"), "engine", "--prompt", "a prompt of 16 by", "--tokens", "3"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=language)
     assert done.returncode == 0, done.stderr
     found = [line.split("; logits_at ")[1].split(";")[0] for line in profiles_of(done.stdout)]
-    assert found == ["15", "0", "0", "0"]
-    assert done.stdout.count("output has 256 values") == 4
+    assert found == ["16", "0", "0"]
+    assert done.stdout.count("\0") == 3
 
 
 def profiles_of(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("profile")]
+    return [at for line in text.splitlines() if (at := line.lstrip("\0")).startswith("profile")]
 
 
 def test_sources_compile_with_the_headers_of_tensorrt(prepared: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from linexport.quantization.choose_bits import Chosen
 from linexport.quantization.engine_experts import as_one_layer
 from linexport.quantization.experts import find_experts
 from linexport.quantization.form import ToGrid
-from linexport.quantization.gptq import gptq
+from linexport.quantization.gptq import CalibratedInputs, gptq
 from linexport.quantization.sensitivity import stored
 from linexport.targets.runtime.options import FLOAT_PRODUCTS
 from linexport.targets.trt.build import BuiltEngine, build_engine
@@ -147,7 +147,7 @@ def test_values_are_near_the_weights_and_gptq_is_nearer_where_inputs_vary_togeth
     allowed = {"int8": 0.01, "fp8": 0.03}
     for choice, limit in allowed.items():
         own = Grid(8, 200, True, "float16", positive=True, floating=choice == "fp8")
-        plain, better = nearest(matrix, own), gptq(matrix, own, moment)
+        plain, better = nearest(matrix, own), gptq(matrix, own, CalibratedInputs(moment))
         costs = []
         for found in (plain, better):
             assert (found.scales > 0).all() and found.scales.shape == (40, 1)

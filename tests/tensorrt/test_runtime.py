@@ -197,14 +197,14 @@ def test_profiles_share_the_memory_of_their_activations(play: Callable[..., Any]
 
 
 def test_a_token_is_one_replay_of_a_graph(play: Callable[..., Any]) -> None:
-    """Two calls are captured: the states go back and forth."""
+    """States go back and forth between two places: two calls of each text are captured at most."""
     log = play("generate").log
     for token in range(3, TOKENS):
         rows = between(log, f"second token {token}", f"second token {token + 1}")
         calls = [row["call"] for row in rows if row["call"] != "capture"]
         assert calls == ["copy", "replay", "copy"]
     captured = [row for row in log if row["call"] == "capture"]
-    assert len(captured) in (2, 4)  # the second text may begin in the places of the first
+    assert 2 <= len(captured) <= 4  # the second text may find calls of the first
 
 
 def test_tensorrt_rtx_captures_its_own_graphs_and_keeps_its_kernels(

@@ -3,7 +3,9 @@
 engine.onnx              of a language model: the graph of its engine, see ``engine_form``
 linexport_tensorrt.cpp   the plugin library's source, one file
 build.sh                 compiles it and calls trtexec, without Python: sh build.sh 87
-run.cpp, run.py          run an engine: a dozen lines to copy from
+run.cpp, run.py          run an engine: a dozen lines to copy from; of a language model whose
+                         tokenizer is described, run.cpp writes texts
+linexport_text.h, .bin   its tokenizer and the choice of tokens
 linexport_engine.h, .py  what these call: opens it, and carries the states on the GPU
 """
 
@@ -35,9 +37,15 @@ from linexport.targets.trt.engine_form import EngineForm, engine_form
 GRAPH = "engine.onnx"
 SOURCE, SCRIPT, CPP, PYTHON = "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"
 HEADER, MODULE = "linexport_engine.h", "linexport_engine.py"
+TEXT_HEADER, TEXT = "linexport_text.h", "linexport_text.bin"
+TEXT_CPP = "text.cpp"
+"""The template of ``run.cpp`` where there is a tokenizer."""
 
 PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 """Names that trtexec takes: ':', ',' and 'x' have a meaning in its list of names and shapes."""
+
+INTEGERS = ("int32", "int64")
+"""Types of tokens."""
 
 NEXT_CALLS = 3
 """Calls of one token that the programs make after the first."""
@@ -98,15 +106,18 @@ def assemble(flavour: Flavour, options: Options, converted: Converted) -> Prepar
     if graph is not None:
         onnx.save_model(form.model, folder / graph)
     keeps = form.logits is not None
-    programs = _cpp(converted, own, keeps) | _python(converted, keeps)
+    programs = _cpp(converted, own, keeps) | _text_programs(converted) | _python(converted, keeps)
     for name, text in programs.items():
         (folder / name).write_text(text, encoding="utf-8")
+    others = [TEXT] if TEXT_HEADER in programs else []
+    for name in others:
+        (folder / name).write_bytes(converted.text or b"")
     return PreparedRecord(
         runtime=flavour.name,
         gpus=tuple(_gpu(sm, bool(spaces), arguments) for sm in options.sms),
         plugin_source=SOURCE if own else None,
         script=SCRIPT if arguments is not None else None,
-        loaders=tuple(programs),
+        loaders=(*programs, *others),
         graph=graph,
     )
 
@@ -203,7 +214,7 @@ def _cpp(converted: Converted, own: bool, keeps: bool) -> dict[str, str]:
         sizes = _sizes(one, converted.dims, state.grows if state else None)
         shape = f"{{{len(sizes)}, {{{', '.join(sizes)}}}}}"
         present = escape.cpp_string(state.present if state else "")
-        start = _start(state.initial if state else 0.0, element)
+        start = _start(state.initial if state else one.default or 0, element)
         name = escape.cpp_string(one.name)
         rows.append(f"        {{{name}, {element.itemsize}, {shape}, {present}, {start}}},")
     if keeps:
@@ -219,6 +230,31 @@ def _cpp(converted: Converted, own: bool, keeps: bool) -> dict[str, str]:
             shown=escape.cpp_string(printable(_output(converted))),
         ),
         HEADER: _template(HEADER, inputs="\n".join(rows), plugins=plugins),
+    }
+
+
+def _text_programs(converted: Converted) -> dict[str, str]:
+    """Return the program that writes texts, where an engine needs nothing but tokens."""
+    states, length = {s.past for s in converted.states}, sequence(converted.dims)
+    tokens, *others = (one for one in converted.inputs if one.name not in states)
+    defaults = all(one.default is not None for one in others)
+    logits = next((o for o in converted.outputs if o.name == converted.logits), None)
+    usable = defaults and tokens.dtype in INTEGERS and converted.states and length is not None
+    if converted.text is None or logits is None or logits.dtype != "float32" or not usable:
+        return {}
+    limits = converted.dims[length or ""]
+    if not limits.allows(1) or limits.max is None:
+        return {}
+    return {
+        CPP: _template(
+            TEXT_CPP,
+            most=str(limits.max),
+            token=f"{tokens.dtype}_t",
+            input=escape.cpp_string(tokens.name),
+            output=escape.cpp_string(logits.name),
+            vocabulary=str(logits.shape[-1]),
+        ),
+        TEXT_HEADER: _template(TEXT_HEADER),
     }
 
 

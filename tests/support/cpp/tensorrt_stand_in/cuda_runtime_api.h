@@ -6,7 +6,7 @@
 
 using cudaStream_t = int;
 enum cudaError_t { cudaSuccess };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 
 inline std::map<void*, size_t>& cudaStandInSizes() {
     static std::map<void*, size_t> sizes;
