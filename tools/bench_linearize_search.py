@@ -27,6 +27,7 @@ import measurement
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from train_text import Training
 
 import linexport
 from linexport.linearization.confidence import upper_bound
@@ -83,18 +84,12 @@ def train(folder: Path, steps: int) -> None:
     )
     model = transformers.LlamaForCausalLM(config)
     text, generator = data.library_text().train, torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    training, positions = Training(model), torch.arange(LENGTH).expand(BATCH, -1)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1, (step + 1) / 100) * (0.05 + 0.95 * (1 - step / steps))
-        starts = torch.randint(len(text) - LENGTH - 1, (BATCH, 1), generator=generator)
-        tokens = text[starts + torch.arange(LENGTH + 1)].long()
-        logits = model(input_ids=tokens[:, :-1]).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        starts = torch.randint(len(text) - LENGTH, (BATCH, 1), generator=generator)
+        tokens = text[starts + torch.arange(LENGTH)].long()
+        rate = 2e-3 * min(1, (step + 1) / 100) * (0.05 + 0.95 * (1 - step / steps))
+        training.learn((tokens, tokens, positions), rate)
     model.save_pretrained(folder)
 
 

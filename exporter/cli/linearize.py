@@ -227,9 +227,9 @@ def linearize(
         with spinner.stage("load"):
             for written in filter(None, (output, html)):
                 check_apart(written, source)
-            loaded = sources.source(source, seed)
-            check_checkpoint_path(output, rebuildable(loaded.module), overwrite)
             rows = sources.rows(data)
+            loaded = sources.source(source, seed, rows)
+            check_checkpoint_path(output, rebuildable(loaded.module), overwrite)
         result = run(
             loaded,
             rows,
@@ -296,7 +296,7 @@ def _search(
     if minutes is not None:
         found = replace(found, minutes=minutes)
     if labels is not None:
-        given = sources.rows(labels)
+        given = sources.rows(labels, "labels")
         if len(given) != 1:
             raise UsageError(f"{labels} gives {len(given)} arrays; expected one of labels.")
         found = replace(found, labels=given[0])

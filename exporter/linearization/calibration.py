@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from linexport.errors import UsageError
 HELD_OUT = 0.25
 """Share of the rows that nothing is fitted to."""
 
-BATCH = 32
+BATCH, MOST_TOKENS = 32, 4096
+"""Rows and tokens that a module is run on at once, at most; but two rows at least."""
 
 Rows = tuple[Tensor, ...]
 """The module's arguments in order, each with the same number of rows."""
@@ -82,9 +83,50 @@ def checked_rows(data: Tensor | Sequence[Tensor]) -> Rows:
     return arguments
 
 
-def row_batches(rows: Rows, size: int = BATCH) -> Iterator[Rows]:
-    """Rows in their order, ``size`` at a time."""
-    yield from zip(*(x.split(size) for x in rows), strict=True)
+def as_taken(rows: Rows, examples: Sequence[object], ranges: Mapping[int, tuple[int, int]]) -> Rows:
+    """Return the rows in the types of a model's example inputs, integers in those of integers.
+
+    numpy makes float64 and files of tokens are often uint16: the model takes neither.
+
+    Args:
+        rows: as ``checked_rows`` returns them.
+        examples: inputs of the model in order.
+        ranges: of integers by the place of the input, the end not included.
+
+    Raises:
+        UsageError: integers outside their range.
+    """
+    found = []
+    for at, x in enumerate(rows):
+        example = examples[at] if at < len(examples) else None
+        if isinstance(example, Tensor) and _kind(example) == _kind(x) != "other":
+            x = x.to(example.dtype)
+        low, high = ranges.get(at, (1, 0))
+        # A range from 1 on is that of masks whose zeros are not drawn for checks.
+        if low == 0 and _kind(x) == "integer" and not 0 <= int(x.min()) <= int(x.max()) < high:
+            raise UsageError(
+                f"Argument {at} of the calibration data has values from {int(x.min())} to "
+                f"{int(x.max())}; the model takes 0 to {high - 1}. Give data of its own tokenizer."
+            )
+        found.append(x)
+    return tuple(found)
+
+
+def _kind(x: Tensor) -> str:
+    if x.dtype == torch.bool or x.is_complex():
+        return "other"
+    return "floating" if x.is_floating_point() else "integer"
+
+
+def at_once(rows: Rows) -> int:
+    """Return how many rows a module is run on at once, whose activations have to be in memory."""
+    length = 1 if rows[0].dim() < 2 else int(rows[0].shape[1])
+    return max(2, min(BATCH, MOST_TOKENS // max(length, 1)))
+
+
+def row_batches(rows: Rows) -> Iterator[Rows]:
+    """Rows in their order, some at once."""
+    yield from zip(*(x.split(at_once(rows)) for x in rows), strict=True)
 
 
 def first_batches(rows: Rows, count: int) -> tuple[list[Rows], list[Rows]]:

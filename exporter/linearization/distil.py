@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.linearization.calibration import Calibration, Rows, row_batches
+from linexport.linearization.calibration import Calibration, Rows, at_once, row_batches
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
@@ -28,7 +28,6 @@ from linexport.models.softmax_calls import Projecting
 from linexport.models.window_attention import WindowedAttention
 
 RATE = 5e-3
-BATCH = 32
 JUDGED = 128
 """Held-out rows that early stopping looks at."""
 EVERY = 20
@@ -75,7 +74,7 @@ def distil(
     while step < steps and worse < PATIENCE:
         for group in optimizer.param_groups:
             group["lr"] = RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
-        rows = torch.randint(len(data.fit[0]), (BATCH,), generator=generator)
+        rows = torch.randint(len(data.fit[0]), (at_once(data.fit),), generator=generator)
         # Not backward: weights that are shared with the original must not collect gradients.
         gradients = torch.autograd.grad(
             loss(tuple(x[rows] for x in data.fit)), tensors, allow_unused=True
@@ -118,7 +117,7 @@ class _Loss:
 
     @torch.no_grad()
     def value(self, rows: Rows) -> float:
-        parts = row_batches(rows, BATCH)
+        parts = row_batches(rows)
         return sum(float(self(part)) * len(part[0]) for part in parts) / len(rows[0])
 
 

@@ -138,6 +138,8 @@ def _kind(call: Call, length: int, keys: int) -> tuple[str, str | None]:
     """Return the kind of mask, "keys" or "causal", and the reason against replacing the call."""
     if call.query.dim() != 4:
         return "keys", f"its queries have {call.query.dim()} dimensions instead of 4"
+    if keys < 2:
+        return "keys", "its rows have one key, which is all that a query can attend to"
     if call.dropout_p:
         return "keys", f"it drops {call.dropout_p:.0%} of its weights, in inference mode too"
     if call.is_causal:

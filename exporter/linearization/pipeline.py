@@ -24,6 +24,7 @@ from linexport.linearization.auto import (
 from linexport.linearization.calibration import (
     Calibration,
     Rows,
+    as_taken,
     calibration,
     checked_rows,
     first_batches,
@@ -174,13 +175,15 @@ def linearize(
         raise UsageError("A target error is of feed-forward layers: name a form of these, too.")
     watch = Stopwatch(progress or Silent())
     rows = checked_rows(calibration_data)
+    if isinstance(module, LoadedModel):
+        rows = as_taken(rows, module.args, module.integer_ranges)
     data, parts = calibration(rows, seed), None
     if auto is not None:
         named = (features, locality, memory_keys, feed_forward, distil, evaluate)
         check_options(auto, max_drop, named)
         parts = parts_of(rows, auto.labels, seed)
         data = Calibration(parts.fit.rows, parts.search.rows)
-    loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
+    loaded = _as_called(module, rows) if isinstance(module, LoadedModel) else _loaded(module, data)
     evaluate = as_metric(evaluate)
     original = shared_copy(loaded.module)
     with watch.stage("find"):
@@ -361,6 +364,23 @@ def _attention_rows(
             ),
         )
         for site, record in zip(sites, made.records, strict=True)
+    )
+
+
+def _as_called(loaded: LoadedModel, rows: Rows) -> LoadedModel:
+    """Return the model with the arguments that the data has.
+
+    Layers that were calibrated without a mask are exported without one: an input for it would not
+    be looked at.
+    """
+    count = len(rows)
+    if loaded.program is not None or loaded.kwargs or count >= len(loaded.args):
+        return loaded
+    return replace(
+        loaded,
+        args=loaded.args[:count],
+        dynamic_shapes=tuple(loaded.dynamic_shapes)[:count],
+        integer_ranges={at: found for at, found in loaded.integer_ranges.items() if at < count},
     )
 
 

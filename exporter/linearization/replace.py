@@ -7,7 +7,6 @@ softmax attention by the forms.
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +31,7 @@ from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
 from linexport.models.softmax_calls import Attending
 from linexport.models.stack import StackConfig
+from linexport.system.copies import copied
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -42,7 +42,7 @@ def inference_copy(module: nn.Module) -> nn.Module:
     memo: dict[int, object] = {id(x): x for x in tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, on copies of its own programs
-        found = copy.deepcopy(module, memo)
+        found = copied(module, memo)
     return _inference(found)
 
 

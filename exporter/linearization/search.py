@@ -54,6 +54,9 @@ REACH = 20.0
 LARGE = 1e30
 """In place of a loss that is not finite."""
 
+OVERRUN = 0.05
+"""Share of the time budget that a look at all rows of the search may take beyond its end."""
+
 MARGIN = 0.9
 """Share of the allowed drop that a bound on the rows of the search may have."""
 
@@ -104,6 +107,7 @@ class FormSearch:
         self.softmax: Choice = (SOFTMAX,) * len(self.sites)
         self.screened = self.judged.take(slice(_rows_of(self.judged, SCREENED)))
         self._before: Tensor | None = None
+        self._pace = 0.0  # seconds that the losses of one row took at most
 
     def run(self) -> tuple[list[Choice], list[FormPoint]]:
         """Return the path, and points within the drop from the one that saves the least on."""
@@ -164,7 +168,10 @@ class FormSearch:
 
     def losses(self, model: nn.Module, data: TaskRows, smooth: bool = False) -> Tensor:
         """Return the losses of a model by row."""
-        return self.task.of(model, self.original, data, smooth)
+        begun = self.file.seconds
+        found = self.task.of(model, self.original, data, smooth)
+        self._pace = max(self._pace, (self.file.seconds - begun) / len(data))
+        return found
 
     # The stages
 
@@ -268,7 +275,7 @@ class FormSearch:
         """Judge a choice without fine-tuning; None where the time is over."""
         points = self.file.kept.points
         if _key(choice) not in points:
-            if self.left() <= 0:
+            if not self._time_for(1 if self._before is not None else 2):
                 return None
             self.say(f"judging {_counted(choice)}")
             model = with_forms(self.original, self.forms_of(choice))
@@ -287,7 +294,7 @@ class FormSearch:
         restored = found is not None and self.file.restore(name, tensors)
         if found is not None and restored and not (found.cut and self._may_gain(found)):
             return found
-        if self.left() <= 0:
+        if not self._time_for(2):
             return None
         before = 0 if found is None else found.steps
         kept[name] = self._tuned(choice, linear, tensors, share, before)
@@ -326,6 +333,11 @@ class FormSearch:
         done = fine_tune(self.original, linear, tensors, self.fit, judge, left, logits, self.seed)
         best = looks[-1] if self.passes(looks[-1][1]) else min(looks, key=lambda one: one[0])
         return replace(best[1], steps=before + done.steps, cut=left() <= 0)
+
+    def _time_for(self, looks: int) -> bool:
+        """Return whether so many looks at the rows of the search will end in time."""
+        expected = looks * self._pace * len(self.judged) / self.seconds
+        return self.left() > 0 and expected <= self.left() + OVERRUN
 
     def _may_gain(self, losses: PointLosses) -> bool:
         return self.left() > 0 and not self.passes(losses)

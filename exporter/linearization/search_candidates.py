@@ -136,20 +136,23 @@ def measure_costs(
 ) -> Candidates:
     """Measure a call of every form and of softmax, each shape once; leave out what saves nothing.
 
-    ``left`` is the share of the time that is left: forms whose turn does not come are left out.
+    ``left`` is the share of the time that is left: forms whose turn does not come are left out, but
+    not the first of a shape, without which there is nothing to search.
     """
-    found = Candidates(list(sites), lengths)
+    found, begun = Candidates(list(sites), lengths), set[CallShape]()
     for name, site, form in _distinct(sites, forms):
         shape = CallShape.of(site)
         known = {(one.form, one.shape): one for one in file.kept.costs}
         row = known.get((name, str(shape)))
-        if row is None and (name == SOFTMAX or left() > 0):
+        if row is None and (name == SOFTMAX or shape not in begun or left() > 0):
             row = _measured(name, shape, form, lengths, threads)
             file.kept.costs.append(row)
             file.save()
         found.skipped += row is None
         if row is not None and row.cost is not None:
             found.costs[name, shape] = row.cost
+            if name != SOFTMAX:
+                begun.add(shape)
     found.sites = [site for site in sites if (SOFTMAX, CallShape.of(site)) in found.costs]
     for site in found.sites:
         found.forms[site.index] = {

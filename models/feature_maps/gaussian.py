@@ -161,15 +161,16 @@ class Gaussian(FourierMap):
         q, k = (self._seen(x[rng.integers(len(x), size=PAIRS)]) for x in (queries, keys))
         scores = (q * k).sum(-1) / math.sqrt(self.head_dim)
         target = np.exp(scores - scores.max())
-        distance = math.sqrt(((q - k) ** 2).sum(-1).mean())
+        square = _squared_norm(q - k)
+        distance = math.sqrt(square.mean())
         if not distance:
             return 1 / self._default()
         inverses = 1 / (distance * BANDWIDTHS)
-        return float(max(inverses, key=lambda inverse: self._fitness(inverse, q, k, target)))
+        return float(max(inverses, key=lambda inverse: self._fitness(inverse**2 * square, target)))
 
-    def _fitness(self, inverse: float, q: Array, k: Array, target: Array) -> float:
-        kernel = _gaussian(inverse * (q - k))
-        noise = self._error(inverse * q, inverse * k)
+    def _fitness(self, square: Array, target: Array) -> float:
+        """Return the objective of the module's docstring at ``square``, |q - k|^2 / sigma^2."""
+        kernel, noise = np.exp(-square / 2), self._error(square)
         return float((target * kernel).mean() ** 2 / ((kernel**2).mean() + noise.mean()))
 
     @classmethod
@@ -185,13 +186,14 @@ class Gaussian(FourierMap):
 
     def kernel_value(self, query: Array, key: Array) -> Array:
         q, k = self._scaled(query, key)
-        return _gaussian(q - k)
+        return np.asarray(np.exp(-_squared_norm(q - k) / 2))
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
-        return self._error(*self._scaled(query, key))
+        q, k = self._scaled(query, key)
+        return self._error(_squared_norm(q - k))
 
-    def _error(self, query: Array, key: Array) -> Array:
-        square = ((query - key) ** 2).sum(-1)
+    def _error(self, square: Array) -> Array:
+        """Return the mean square error of estimates at ``square``, |q - k|^2 / sigma^2."""
         covariance = orthogonal.covariance(-square / 2, self.head_dim)
         return mean_square(
             np.expm1(-square) ** 2 / 2,
@@ -201,5 +203,5 @@ class Gaussian(FourierMap):
         )
 
 
-def _gaussian(difference: Array) -> Array:
-    return np.asarray(np.exp(-(difference**2).sum(-1) / 2))
+def _squared_norm(x: Array) -> Array:
+    return np.asarray((x**2).sum(-1))

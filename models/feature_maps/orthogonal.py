@@ -41,13 +41,14 @@ def covariance(x: Array, width: int) -> Array:
     most = float(size.max(initial=0.0))
     # Poisson's tail beyond this is below the resolution of float64.
     last = math.ceil(most + 12 * math.sqrt(most) + 40)
-    with np.errstate(divide="ignore"):
-        logarithm = np.log(size)
-    found, ratio = np.exp(-size), 1.0
+    # The half on each side keeps every share in range: exp(-500) to exp(500).
+    half = np.exp(-size / 2)
+    found, share, ratio = half, half, 1.0
+    signed = np.where(x > 0, -size, size)
     for s in range(1, last + 1):
         ratio *= (s - 1 - a) / (s - 1 + a)
         if not ratio:  # of even d it is a polynomial
             break
-        share = np.exp(s * logarithm - size - math.lgamma(s + 1))
-        found = found + ratio * share * np.where(x > 0, (-1.0) ** s, 1.0)
-    return np.asarray(found - np.exp(np.minimum(2 * x, 0)))
+        share = share * signed / s
+        found = found + ratio * share
+    return np.asarray(found * half - np.exp(np.minimum(2 * x, 0)))

@@ -92,6 +92,28 @@ def test_a_decoder_of_grouped_heads_streams_without_a_mask(folder: Path, name: s
     assert any(s.past.startswith("past_window") for s in states) is ("window" in name)
 
 
+def test_a_decoder_calibrated_without_a_mask_has_none_and_streams_beside_softmax(
+    folder: Path,
+) -> None:
+    """An input for a mask would not be looked at, and kept the softmax layer from streaming."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=64, **sizes, **heads)
+    transformers.LlamaForCausalLM(config).save_pretrained("llama")
+    wish = {"*0*": "keep", "*1*": "window4+elu1"}
+    loaded, ids = load_model("llama", whole=True), torch.from_numpy(IDS)
+    found = linexport.linearize(loaded, (ids,), map=wish, bench=False, force=True)
+    found.save("linear.pt2")
+    saved = load_model("linear.pt2")
+    assert len(saved.args) == 1
+    torch.testing.assert_close(saved.module(ids), found.module(ids))
+    traced = trace(saved)
+    model = passes.rewrite(traced.graph, weights=traced.weights).model
+    states = find_states(model)
+    assert not classify(model, states).mixing
+    assert {"past_key_0", "past_value_0"} <= {s.past for s in states}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_linear_form_is_measured_and_converts(folder: Path, cli: Cli, kind: str) -> None:

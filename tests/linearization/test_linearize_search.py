@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,14 @@ from torch.nn import functional as F
 
 import linexport
 from linexport.errors import UsageError
-from linexport.linearization import auto, search_candidates
+from linexport.linearization import auto, search_candidates, search_record
 from linexport.linearization.confidence import upper_bound
 from linexport.linearization.find_softmax import find_sites
 from linexport.linearization.forms import Forms, KernelAttention
 from linexport.linearization.layer_costs import CallShape, measure
 from linexport.linearization.replace import with_forms
 from linexport.linearization.search_candidates import front
-from linexport.linearization.task_loss import TaskRows
+from linexport.linearization.task_loss import TaskLoss, TaskRows
 from linexport.linearization.window_forms import WindowForm
 from linexport.manifest.linearization_records import AttentionCost, AttentionTime
 from linexport.models import LanguageModel, feature_maps
@@ -335,6 +336,23 @@ def test_a_damaged_record_is_an_error_of_one_sentence(
 def test_the_time_budget_holds(costs: list[str]) -> None:
     search = run(Layers(sharp=400.0).eval(), max_drop=1e-7, minutes=0.05).report.search
     assert search.seconds <= 3.0 + 3.0
+
+
+def test_a_look_that_would_end_late_is_not_begun(
+    costs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only losses of rows take time on, a quarter of the budget for all rows."""
+    now, losses_of = [0.0], TaskLoss.of
+
+    def timed(self: TaskLoss, *given: Any, **options: Any) -> Tensor:
+        now[0] += 0.75 * len(given[2]) / (len(ROWS) // 4)
+        return losses_of(self, *given, **options)
+
+    monkeypatch.setattr(TaskLoss, "of", timed)
+    monkeypatch.setattr(search_record, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    search = run(Layers().eval(), minutes=0.05).report.search
+    assert search.exhausted or search.seconds < 3.0
+    assert 1.0 < search.seconds <= 1.05 * 3.0
 
 
 def test_rows_that_are_equal_are_taken_once() -> None:
