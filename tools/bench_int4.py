@@ -19,40 +19,58 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import measurement
 import numpy as np
-from bench_weights import LENGTH, PAUSE, Converted, save_model, sized
+from bench_weights import LENGTH, PAUSE, Converted, Run, save_model, sized
 
 TOKENS = 40
 ROUNDS = 6
 STORED = ("int4", "int8", "float32")
-Turn = Callable[[], tuple[float, float]]
-"""Milliseconds of a prompt, and of each token after it."""
+Turn = Callable[[int], tuple[float, float]]
+"""Milliseconds of a prompt of so many tokens, and of each token after it."""
+
+Times = dict[str, dict[int, tuple[float, float]]]
+"""Such milliseconds by who computes them, and by the tokens of the prompt."""
 
 
 @contextmanager
-def llama(python: Path, config: Path, work: Path, threads: int) -> Iterator[tuple[Turn, int]]:
-    """Start llama.cpp with random weights, and end it; with the size of its file."""
-    script = Path(__file__).parent / "llama_weights.py"
-    command = [python, script, work / "model.gguf", "--config", config, "--threads", str(threads)]
+def llama(
+    python: Path, config: Path, model: Path, threads: int, longest: int = LENGTH
+) -> Iterator[tuple[Turn, int]]:
+    """Start llama.cpp with random weights, which are written, and end it.
+
+    Args:
+        python: that has xllamacpp and gguf.
+        config: of the model.
+        model: file to write.
+        threads: of llama.cpp.
+        longest: tokens of a prompt at most.
+
+    Returns:
+        What answers, and the size of the file.
+    """
+    script, context = Path(__file__).parent / "llama_weights.py", 2 * (longest + TOKENS)
+    settings = ["--config", config, "--threads", threads, "--context", context]
+    command = [python, script, model, *settings]
     with subprocess.Popen(
         list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        given, told = process.stdin, process.stdout
-        assert given is not None and told is not None
+        given, answered = process.stdin, process.stdout
+        assert given is not None and answered is not None
 
         def line() -> str:
-            if found := told.readline():
+            if found := answered.readline():
                 return found
             raise SystemExit("llama.cpp ended; what it said is above.")
 
-        def turn() -> tuple[float, float]:
-            given.write(f"{LENGTH} {TOKENS}\n")
+        def turn(length: int) -> tuple[float, float]:
+            given.write(f"{length} {TOKENS}\n")
             given.flush()
             prompt, token = map(float, line().split())
             return prompt, token
@@ -82,10 +100,10 @@ def genai(folder: Path, tokens: np.ndarray, work: Path, threads: int) -> Iterato
         max_length=LENGTH + TOKENS + 1, min_length=LENGTH + TOKENS + 1, do_sample=False
     )
 
-    def turn() -> tuple[float, float]:
+    def turn(length: int) -> tuple[float, float]:
         generator = og.Generator(model, parameters)
         start = time.perf_counter()
-        generator.append_tokens(tokens[0].astype(np.int32))
+        generator.append_tokens(tokens[0, :length].astype(np.int32))
         generator.generate_next_token()
         middle = time.perf_counter()
         for _ in range(TOKENS):
@@ -106,10 +124,10 @@ def _save_tokenizer(folder: Path, vocabulary: int) -> None:
     )
 
 
-def own_turn(run: Any) -> tuple[float, float]:
-    """Milliseconds of a prompt, and of each token after it, each with its choice by argmax."""
+def own_turn(run: Run, length: int) -> tuple[float, float]:
+    """Return milliseconds of a prompt, and of each token after it with its choice by argmax."""
     start = time.perf_counter()
-    logits, run.state = run.read(run.tokens, run.empty)
+    logits, run.state = run.read(run.tokens[:, :length], run.empty)
     logits[0, -1].argmax()
     middle = time.perf_counter()
     for _ in range(TOKENS):
@@ -118,20 +136,19 @@ def own_turn(run: Any) -> tuple[float, float]:
     return 1e3 * (middle - start), 1e3 * (end - middle) / TOKENS
 
 
-def in_turns(turns: Mapping[str, Turn]) -> dict[str, dict[str, float]]:
+def in_turns(turns: Mapping[str, Turn], lengths: Sequence[int], rounds: int = ROUNDS) -> Times:
     """Return medians of what takes turns; the first round is not counted."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
-    for _ in range(ROUNDS + 1):
-        for name, turn in turns.items():
-            time.sleep(PAUSE)
-            times[name].append(turn())
-    return {
-        name: {
-            "prefill": round(statistics.median(prompt for prompt, _ in rows[1:]), 3),
-            "step": round(statistics.median(token for _, token in rows[1:]), 3),
-        }
-        for name, rows in times.items()
-    }
+    rows: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(rounds + 1):
+        for length in lengths:
+            for name, turn in turns.items():
+                time.sleep(PAUSE)
+                rows.setdefault((name, length), []).append(turn(length))
+    found: Times = {name: {} for name in turns}
+    for (name, length), own in rows.items():
+        prompts, tokens = zip(*own[1:], strict=True)
+        found[name][length] = statistics.median(prompts), statistics.median(tokens)
+    return found
 
 
 def measure(given: argparse.Namespace, model_type: str, work: Path) -> dict[str, Any]:
@@ -143,15 +160,19 @@ def measure(given: argparse.Namespace, model_type: str, work: Path) -> dict[str,
     if model_type == "qwen3_5_text":
         title, opened = (
             "llama.cpp Q4_0",
-            llama(given.llama, folder / "config.json", work, given.threads),
+            llama(given.llama, folder / "config.json", work / "model.gguf", given.threads),
         )
     else:
         title, opened = "onnxruntime-genai int4", genai(folder, tokens, work, given.threads)
     with opened as (peer, size):
-        turns: dict[str, Turn] = {n: (lambda n=n: own_turn(own.runs[n])) for n in STORED}
-        found = in_turns({**turns, title: peer})
+        turns: dict[str, Turn] = {n: partial(own_turn, own.runs[n]) for n in STORED}
+        found = in_turns({**turns, title: peer}, [LENGTH])
     sizes = {name: own.bytes(name) for name in STORED} | {title: size}
-    return {name: {"bytes": sizes[name], **row} for name, row in found.items()}
+    return {
+        name: {"bytes": sizes[name], "prefill": round(prompt, 3), "step": round(token, 3)}
+        for name, row in found.items()
+        for prompt, token in row.values()
+    }
 
 
 def main() -> None:

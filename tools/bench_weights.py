@@ -25,7 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.quantization.block_quantisation import Grid, Quantised
+from linexport.quantization.by_target import form_of
 from linexport.quantization.choose_bits import Chosen
 from linexport.quantization.experts import find_experts
-from linexport.quantization.form import in_blocks
 from linexport.quantization.quantisable import (
     BLOCK,
     LEAST_OUTPUTS,
@@ -50,7 +51,7 @@ from linexport.quantization.quantisable import (
 )
 from linexport.quantization.rewrite import quantised_model
 from linexport.targets.base import OrtSession
-from linexport.targets.runtime.options import INTEGER_ACTIVATIONS
+from linexport.targets.runtime.options import INTEGER_ACTIVATIONS, LOGITS_TO_KEEP
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.families import FOUR, TINY, save_model, wide
@@ -60,6 +61,7 @@ BITS = {"float32": None, "int8": 8, "int4": 4}
 FAMILIES = ("qwen3_5_text", "mamba2", "kimi_linear")
 FUNCTIONS = "int4 by functions"
 HEAD = 128
+LOGITS = "logits"
 PAUSE = 0.01
 """Seconds before each turn, for the threads of the previous one to stop spinning."""
 
@@ -119,9 +121,26 @@ def sized(model_type: str, width: int, layers: int, vocabulary: int) -> dict[str
 
 
 class Converted:
-    """The model that ``convert`` writes, made without its checks, and its quantised copies."""
+    """The model that ``convert`` writes, made without its checks, and its quantised copies.
 
-    def __init__(self, folder: Path, work: Path, tokens: np.ndarray, threads: int) -> None:
+    Args:
+        folder: of the original.
+        work: a folder for files.
+        tokens: of the prompt.
+        threads: of the sessions.
+        kinds: of weights, by the names of ``BITS``.
+        last: logits of the last token alone are computed, and no session runs by functions.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        work: Path,
+        tokens: np.ndarray,
+        threads: int,
+        kinds: Sequence[str] = tuple(BITS),
+        last: bool = False,
+    ) -> None:
         from linexport import passes, targets, trace
         from linexport.artifact import write
         from linexport.sources import load_model
@@ -137,27 +156,31 @@ class Converted:
         self.nodes = len(model.graph.node)
         self.files: dict[str, Path] = {}
         values = dict(rewritten.weights)
-        for name, bits in BITS.items():
+        for name in kinds:
             copy = onnx.ModelProto()
             copy.CopyFrom(model)
-            if bits is not None:
-                copy = quantised(copy, values, bits)
+            if BITS[name] is not None:
+                copy = quantised(copy, values, name)
             left = {t.name for t in copy.graph.initializer}
             place = work / name
             place.mkdir()
             apart = {n: v for n, v in values.items() if n in left}
             self.files[name] = write.save_model(copy, place, apart)
         del model, copy, values, apart, rewritten, traced, loaded
-        self.runs = {name: Run(f, self.states, tokens, threads) for name, f in self.files.items()}
-        self.runs[FUNCTIONS] = Run(self.files["int4"], self.states, tokens, threads, native=False)
+        opened = partial(Run, states=self.states, tokens=tokens, threads=threads, last=last)
+        self.runs = {name: opened(path) for name, path in self.files.items()}
+        if not last:
+            self.runs[FUNCTIONS] = opened(self.files["int4"], native=False)
 
     def bytes(self, name: str) -> int:
         """Size of the artifact's model and its weights."""
         return sum(f.stat().st_size for f in self.files[name].parent.iterdir())
 
 
-def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) -> onnx.ModelProto:
-    """Return the model with random weights of so many bits."""
+def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], kind: str) -> onnx.ModelProto:
+    """Return the model with random weights as ``--weights`` stores them for a CPU."""
+    form, bits = form_of("ort", kind), BITS[kind]
+    assert bits is not None
     floats = {
         t.name: values[t.name] if t.name in values else numpy_helper.to_array(t)
         for t in floating_weights(model)
@@ -166,7 +189,7 @@ def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) 
     for weight in (*find(model, floats)[0], *find_experts(model, floats, True)[0]):
         own = max(bits, TABLE_BITS) if weight.is_table else bits
         made = random_weights(
-            weight.outputs, weight.inputs, in_blocks(weight, own, "float32"), random
+            weight.outputs, weight.inputs, form.grid(weight, own, "float32"), random
         )
         chosen[weight.name] = Chosen(weight, made, "none")
     return quantised_model(model, chosen)
@@ -188,9 +211,17 @@ class Run:
     """A session with the state after the prompt."""
 
     def __init__(
-        self, path: Path, states: Any, tokens: np.ndarray, threads: int, native: bool = True
+        self,
+        path: Path,
+        states: Any,
+        tokens: np.ndarray,
+        threads: int,
+        native: bool = True,
+        last: bool = False,
     ) -> None:
-        self.session = OrtSession(path, threads, taking_turns=True, native=native)
+        logits = LOGITS if last else None
+        self.session = OrtSession(path, threads, taking_turns=True, native=native, logits=logits)
+        self._kept = {LOGITS_TO_KEEP: np.array(1)} if last else {}
         self.states, self.tokens, self.one = states, tokens, tokens[:, :1]
         self.empty = {s.past: s.start(1) for s in states}
         _, self.state = self.read(tokens, self.empty)
@@ -207,10 +238,10 @@ class Run:
     def read(
         self, tokens: np.ndarray, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Logits of all tokens, and the state after them."""
-        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        """Logits of all tokens, or of the last, and the state after them."""
+        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **self._kept}
         outputs = self.session.run({**given, **state})
-        return outputs["logits"], {s.past: outputs[s.present] for s in self.states}
+        return outputs[LOGITS], {s.past: outputs[s.present] for s in self.states}
 
 
 def products(

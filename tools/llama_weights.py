@@ -93,7 +93,7 @@ def tensors(sizes: dict[str, Any]) -> dict[str, np.ndarray | tuple[np.ndarray, K
 def write(path: Path, sizes: dict[str, Any]) -> None:
     """Write the model, with a vocabulary of bytes and of made-up words."""
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
-    writer.add_context_length(4096)
+    writer.add_context_length(262_144)
     writer.add_embedding_length(sizes["hidden_size"])
     writer.add_feed_forward_length(sizes["intermediate_size"])
     writer.add_block_count(len(sizes["layer_types"]))
@@ -155,12 +155,13 @@ def main() -> None:
     options.add_argument("path", type=Path)
     options.add_argument("--config", type=Path, required=True)
     options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--context", type=int, default=2048, help="the most tokens of a text")
     given = options.parse_args()
     sizes = json.loads(given.config.read_text())
     write(given.path, sizes)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(given.path)
-    parameters.n_parallel, parameters.n_ctx, parameters.verbosity = 1, 2048, 1
+    parameters.n_parallel, parameters.n_ctx, parameters.verbosity = 1, given.context, 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = given.threads
     server = xllamacpp.Server(parameters)
     print(given.path.stat().st_size, flush=True)

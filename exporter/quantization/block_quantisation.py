@@ -46,8 +46,11 @@ SMALLEST = np.float32(1e-30)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_E4M3 = np.float32(ml_dtypes.finfo(E4M3).max)
 
-AT_ONCE = 2**20
-"""Weights that are fitted at once: what is tried is as large, several times over."""
+AT_ONCE = 2**17
+"""Weights that are rounded at once, or computed from their values."""
+
+IN_CACHE = 2**15
+"""Weights whose scales are searched at once: they and their errors are in a core's cache."""
 
 Matrix = NDArray[np.float32]
 
@@ -124,13 +127,18 @@ class Quantised:
 
     def matrix(self) -> Matrix:
         """The matrix that the runtime computes with, float32 (N, K)."""
-        numbers = centred(self.values, self.zeros[..., None], self.grid)
-        spread = (numbers * self.scales[..., None]).reshape(len(self.values), -1)[:, : self.inputs]
-        if self.order is None:
-            return np.ascontiguousarray(spread)
-        result = np.empty_like(spread)
-        result[:, self.order] = spread
+        result = np.empty((len(self.values), self.inputs), np.float32)
+        places = slice(None) if self.order is None else self.order
+        for own in self._rows_at_once():
+            numbers = centred(self.values[own], self.zeros[own, :, None], self.grid)
+            numbers *= self.scales[own, :, None]
+            result[own, places] = numbers.reshape(len(numbers), -1)[:, : self.inputs]
         return result
+
+    def _rows_at_once(self) -> Iterator[slice]:
+        """Yield the places of outputs whose weights are computed at once."""
+        size = max(1, AT_ONCE // max(1, self.inputs))
+        yield from (slice(start, start + size) for start in range(0, len(self.values), size))
 
     def packed(self) -> dict[str, NDArray]:
         """Return what is stored, by name: values (N, blocks, bytes), scales and zero points.
@@ -177,30 +185,43 @@ def in_blocks(matrix: Matrix, grid: Grid) -> Matrix:
     return padded.reshape(outputs, count, grid.block)
 
 
-def fit(rows: Matrix, grid: Grid, cost: Matrix | None = None) -> tuple[Matrix, Matrix]:
+def fit(rows: Matrix, grid: Grid) -> tuple[Matrix, Matrix]:
     """Scale and zero point of least squared error for each block, (N, blocks) each.
 
     Args:
         rows: (N, blocks, block).
         grid: says how many values there are, and where the zero point may be.
-        cost: of a squared error at each place, (blocks, block) or (block,); None: all alike.
     """
-    parts = max(1, rows.size // AT_ONCE)
+    columns = np.ascontiguousarray(rows.reshape(-1, grid.block).T)
+    found = fit_columns(columns, grid)
+    scales, zeros = (own.reshape(rows.shape[:2]) for own in found)
+    return scales, zeros
+
+
+def fit_columns(columns: Matrix, grid: Grid, cost: Matrix | None = None) -> tuple[Matrix, Matrix]:
+    """Scale and zero point of least squared error for each of M blocks, (M,) each.
+
+    Args:
+        columns: (block, M): blocks lie side by side, so that each step of the search is one
+            operation on consecutive numbers.
+        grid: see ``fit``.
+        cost: of a squared error at each place, (block,); None: all alike.
+    """
     tried = _symmetric if grid.symmetric else _asymmetric
     if grid.floating:
         tried = _floating
-    found = [
-        _best(part, grid, cost, tried(part, grid))
-        for part in np.array_split(rows, parts)
-        if len(part)
-    ]
+    if cost is None:
+        cost = np.ones(len(columns), np.float32)
+    size = max(1, IN_CACHE // len(columns))
+    parts = (columns[:, start : start + size] for start in range(0, columns.shape[1], size))
+    found = [_best(part, grid, cost, tried(part, grid)) for part in parts]
     scales, zeros = (np.concatenate(own) for own in zip(*found, strict=True))
     return scales, zeros
 
 
-def _asymmetric(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
+def _asymmetric(columns: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
     """Yield scales and zero points for parts of the range that each block has."""
-    low, high = np.minimum(rows.min(-1), 0), np.maximum(rows.max(-1), 0)
+    low, high = np.minimum(columns.min(0), 0), np.maximum(columns.max(0), 0)
     shifts = SHIFTS if grid.top <= FEW else (0,)
     for shrink, shift in itertools.product(SHRINKS, shifts):
         # A block of zeros has no range; any scale represents it.
@@ -209,10 +230,10 @@ def _asymmetric(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
         yield scale, zero
 
 
-def _symmetric(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
+def _symmetric(columns: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
     """Yield scales by which each block's largest magnitude, or part of it, is at either end."""
-    place = np.abs(rows).argmax(-1)[..., None]
-    largest = np.take_along_axis(rows, place, -1)[..., 0]
+    low, high = columns.min(0), columns.max(0)
+    largest = np.where(-low > high, low, high)
     middle = np.full(largest.shape, grid.middle, np.float32)
     for end, shrink in itertools.product((0 - grid.middle, grid.top - grid.middle), SHRINKS):
         scale = largest * shrink / np.float32(end)
@@ -220,28 +241,42 @@ def _symmetric(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
         yield np.where(np.abs(scale) < SMALLEST, SMALLEST, scale), middle
 
 
-def _floating(rows: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
+def _floating(columns: Matrix, grid: Grid) -> Iterator[tuple[Matrix, Matrix]]:
     """Yield scales by which each block's largest magnitude, or part of it, is the largest float."""
-    largest = np.abs(rows).max(-1)
+    largest = np.abs(columns).max(0)
     nothing = np.zeros(largest.shape, np.float32)
     for shrink in SHRINKS:
         yield np.maximum(largest * shrink / LARGEST_E4M3, SMALLEST), nothing
 
 
 def _best(
-    rows: Matrix, grid: Grid, cost: Matrix | None, tried: Iterable[tuple[Matrix, Matrix]]
+    columns: Matrix, grid: Grid, cost: Matrix, tried: Iterable[tuple[Matrix, Matrix]]
 ) -> tuple[Matrix, Matrix]:
-    best = np.full(rows.shape[:-1], np.inf, np.float32)
+    best = np.full(columns.shape[1], np.inf, np.float32)
     scales, zeros = np.ones_like(best), np.zeros_like(best)
+    errors = np.empty(columns.shape, np.float32)
     for exact, zero in tried:
         scale = grid.as_stored(exact)
-        values = round_to_grid(rows, scale[..., None], zero[..., None], grid)
-        numbers = centred(values, zero[..., None], grid)
-        squares = (numbers * scale[..., None] - rows) ** 2
-        error = (squares if cost is None else squares * cost).sum(-1)
+        _numbers(columns, scale, zero, grid, errors)
+        errors *= scale
+        errors -= columns
+        np.square(errors, out=errors)
+        error = cost @ errors
         better = error < best
-        best[better], scales[better], zeros[better] = error[better], scale[better], zero[better]
+        for own, found in ((best, error), (scales, scale), (zeros, zero)):
+            np.copyto(own, found, where=better)
     return scales, zeros
+
+
+def _numbers(columns: Matrix, scale: Matrix, zero: Matrix, grid: Grid, result: Matrix) -> None:
+    """Write ``centred`` of ``round_to_grid`` to ``result``."""
+    if grid.floating:
+        result[:] = centred(round_to_grid(columns, scale, zero, grid), zero, grid)
+        return
+    np.divide(columns, scale, out=result)
+    np.rint(result, out=result)
+    np.maximum(result, -zero, out=result)
+    np.minimum(result, grid.top - zero, out=result)
 
 
 def round_to_grid(rows: NDArray, scale: NDArray, zero: NDArray, grid: Grid) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from linexport.errors import UsageError
 from linexport.quantization import engines
 from linexport.quantization.cuda import cuda_model
-from linexport.quantization.form import StorageForm, in_blocks
+from linexport.quantization.form import StorageForm, in_blocks, with_large_tables
 from linexport.quantization.portable import portable_model
 from linexport.quantization.rewrite import quantised_model
 
@@ -48,6 +48,13 @@ FORMS = {
 }
 """Targets that have weights in fewer bits."""
 
+GRIDS = {
+    ("ort", "int4"): with_large_tables,
+    ("tensorrt-rtx", FP8): engines.floats,
+    ("tensorrt", FP8): engines.floats,
+}
+"""Grids of a target and a choice of ``--weights``, where they are not those of its form."""
+
 LEAST_SM = {FP8: 89, "int4": 80, "auto": 80}
 """Oldest compute capability whose engines have such weights, ten times its number."""
 
@@ -55,7 +62,7 @@ LEAST_SM = {FP8: 89, "int4": 80, "auto": 80}
 def form_of(target: str, weights: str) -> StorageForm:
     """Return how a target stores weights of this choice."""
     form = FORMS[target]
-    return replace(form, grid=engines.floats) if weights == FP8 else form
+    return replace(form, grid=GRIDS.get((target, weights), form.grid))
 
 
 def check_gpus(target: str, weights: str, sms: Iterable[int]) -> None:

@@ -15,18 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from linexport.artifact.temporary import Arrays
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.options import KEEP
 from linexport.quantization.allocate import Allocation, StorageOption, allocations
-from linexport.quantization.block_quantisation import Grid, Quantised, nearest
+from linexport.quantization.block_quantisation import Grid, Matrix, Quantised, nearest
 from linexport.quantization.engine_experts import as_one_layer
 from linexport.quantization.expert_products import without_kernel
 from linexport.quantization.experts import find_experts
 from linexport.quantization.form import StorageForm
-from linexport.quantization.gptq import for_inexact_inputs, gptq
+from linexport.quantization.gptq import CalibratedInputs, gptq
 from linexport.quantization.half import HALF
 from linexport.quantization.layer_chain import LayerChain
 from linexport.quantization.opened import FloatModel, SecondMoments, second_moments, smallest
@@ -106,8 +105,7 @@ class Quantiser:
                     f"The weight {weight.name} has NaN or infinite values; expected finite ones."
                 )
         self._model, self._form = model, form
-        self._moments: dict[str, NDArray[np.float64]] = {}
-        self._errors: dict[str, NDArray[np.float64]] = {}
+        self._calibrated: dict[str, CalibratedInputs] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
     def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
@@ -118,7 +116,8 @@ class Quantiser:
         self.check_routers(data[0])
         done = 0
         for part in _together({w.activations[0]: w.inputs for w in self.weights if w.activations}):
-            self._moments |= second_moments(self._model, part, data)
+            found = second_moments(self._model, part, data)
+            self._calibrated |= {name: CalibratedInputs(own) for name, own in found.items()}
             done += len(part)
             advance(done, part[-1])
 
@@ -188,19 +187,37 @@ class Quantiser:
         """
         shares = dict.fromkeys(self._shares([name]), 0.0)
         names = [name, *shares]
+        few = self._few_outputs(name)
         moments, errors = SecondMoments(), SecondMoments()
         both = zip(exact.values(index, names), made.values(index, names), strict=True)
         for true, found in both:
             moments.add(name, found[name])
-            errors.add(name, true[name] - found[name], found[name])
+            apart = true[name] - found[name]
+            for reader, matrix in few.items():
+                errors.add(reader, apart @ matrix.T, found[name])
+            if not few:
+                errors.add(name, apart, found[name])
             shares = {n: min(least, float(true[n].min())) for n, least in shares.items()}
         self.leave_kernel(shares)
-        self._moments, self._errors = moments.means(), errors.means()
+        lost = errors.means()
+        inputs = CalibratedInputs(moments.means()[name], lost.get(name), lost if few else None)
+        self._calibrated = {name: inputs}
         own = self._reading(name)
         for weight in own:
             self._replace(made, self.quantise(weight, self._bits(weight, bits)))
-        self._moments, self._errors = {}, {}
+        self._calibrated = {}
         return own
+
+    def _few_outputs(self, name: str) -> dict[str, Matrix]:
+        """Return the matrices (N, K) that read a value, by name, if they have few outputs.
+
+        E[W (x - y) y^T] takes 4 N K operations a token, and E[(x - y) y^T] 2 K^2.
+        """
+        own = self._reading(name)
+        few = 2 * sum(weight.outputs for weight in own) <= own[0].inputs
+        if not few or any(weight.experts for weight in own):
+            return {}
+        return {w.name: w.matrix(self._model.values[w.name]) for w in own}
 
     def _shares(self, names: Sequence[str]) -> list[str]:
         """Return the values that say how much each expert counts that is multiplied with these."""
@@ -237,13 +254,13 @@ class Quantiser:
             matrix = weight.matrix(self._model.values[weight.name])
             grid = self.grid(weight, bits)
             name = weight.activations[0] if weight.activations else ""
-            moment, error = self._moments.get(name), self._errors.get(name)
-            if moment is None:
+            inputs = self._calibrated.get(name)
+            if inputs is None:
                 found, method = nearest(matrix, grid), "nearest"
             else:
-                target = matrix if error is None else for_inexact_inputs(matrix, moment, error)
+                target = inputs.target(weight.name, matrix)
                 # What is chosen for inexact inputs gains nothing from going to its best in turn.
-                found, method = gptq(target, grid, moment, descends=error is None), "gptq"
+                found, method = gptq(target, grid, inputs, descends=inputs.exact), "gptq"
             values, scales, zeros = memory.memory_mapped([found.values, found.scales, found.zeros])
             found = replace(found, values=values, scales=scales, zeros=zeros)
             made = Chosen(weight, found, method)

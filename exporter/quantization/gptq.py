@@ -25,9 +25,9 @@ whose products W' y are nearest to W x; c keeps it near W. Source: Li et al. 202
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -39,11 +39,12 @@ from linexport.quantization.block_quantisation import (
     Matrix,
     Quantised,
     centred,
-    fit,
+    fit_columns,
     in_blocks,
     quantised,
     round_to_grid,
 )
+from linexport.system import memory
 
 DAMPING = 0.01
 """Added to the diagonal of the second moment, relative to its mean."""
@@ -56,7 +57,10 @@ LONGEST = 256
 """Inputs of a block of which every value goes to its best: each changes all that follow."""
 
 STEP = 128
-"""Inputs that are rounded before those after them are corrected at once."""
+"""Inputs that are corrected for each other one by one."""
+
+TOGETHER = 256
+"""Inputs that are rounded before all that come after them are corrected at once."""
 
 CYCLES = 4
 """Times that every value goes to its best; more were measured to gain nothing."""
@@ -64,8 +68,9 @@ CYCLES = 4
 TRIANGLE = 256
 """Rows of a triangular matrix that are inverted at once."""
 
-AT_ONCE = 2**21
-"""Weights that a thread rounds at once: each takes about 30 bytes meanwhile."""
+AT_ONCE, OUTPUTS = 2**21, 2**10
+"""Weights, and outputs, that a thread rounds at once at most: a weight takes about 30 bytes
+meanwhile, and ``TOGETHER`` inputs of so many outputs are in a core's cache."""
 
 THREADS = 4
 """At the most: each has that much memory."""
@@ -78,9 +83,94 @@ Rounded = tuple[NDArray[np.uint8], Matrix, Matrix]
 next, and what all outputs have at one input lies together in memory."""
 
 
-def gptq(
-    matrix: Matrix, grid: Grid, second_moment: Moment | Matrix, descends: bool = True
-) -> Quantised:
+class CalibratedInputs:
+    """Inputs y of some weights on calibration data, and what is computed from them once for all.
+
+    Factors are float32: rounding them moves outputs of the chosen weights by far less than their
+    own rounding does, and the damped moment's condition is bounded. A moment that has no factor in
+    float32 gets one in float64.
+
+    Args:
+        moment: E[y y^T], (K, K).
+        errors: E[(x - y) y^T], (K, K), with the x of the float32 model; None where y is x, or
+            where all weights that read y have ``errors_of_outputs``.
+        errors_of_outputs: E[W (x - y) y^T], (N, K), of weights W by their names.
+    """
+
+    def __init__(
+        self,
+        moment: Moment | Matrix,
+        errors: Moment | None = None,
+        errors_of_outputs: Mapping[str, Moment] | None = None,
+    ) -> None:
+        self.moment = moment
+        self._errors, self._errors_of_outputs = errors, errors_of_outputs or {}
+        self._factors: dict[int, Matrix] = {}
+
+    @property
+    def exact(self) -> bool:
+        """True where y is the x of the float32 model."""
+        return self._errors is None and not self._errors_of_outputs
+
+    def damped(self, size: int, kind: type[np.floating] = np.float64) -> NDArray[np.floating]:
+        """Return the moment with a larger diagonal, and inputs that never occur up to size."""
+        damped = np.zeros((size, size), kind)
+        inputs = len(self.moment)
+        damped[:inputs, :inputs] = self.moment
+        mean = float(np.diag(self.moment).mean()) or 1.0
+        places = np.arange(size)
+        damped[places, places] += DAMPING * mean + 1e-6 * (places >= inputs)
+        return damped
+
+    def factor(self, size: int) -> Matrix:
+        """Return the upper Cholesky factor U of the inverse of ``damped``.
+
+        It is the inverse of R, M = R R^T with an upper R: the lower factor of M with its rows and
+        columns in reverse order, reversed again.
+        """
+        if size not in self._factors:
+            own = _cholesky(lambda kind: np.ascontiguousarray(self.damped(size, kind)[::-1, ::-1]))
+            _invert_lower(own)
+            found = own.flip(0, 1).float().numpy()
+            [self._factors[size]] = memory.memory_mapped([found])
+        return self._factors[size]
+
+    def target(self, name: str, matrix: Matrix) -> Matrix:
+        """Return the matrix (N, K) that gives for y what ``matrix``, of this name, gives for x."""
+        if name in self._errors_of_outputs:
+            return matrix + self._solved(self._errors_of_outputs[name])
+        return matrix if self._errors is None else matrix + matrix @ self._change
+
+    @cached_property
+    def _change(self) -> Matrix:
+        """E[(x - y) y^T] (E[y y^T] + c I)^-1."""
+        assert self._errors is not None
+        return self._solved(self._errors)
+
+    @cached_property
+    def _ridged(self) -> torch.Tensor | None:
+        """Lower factor of E[y y^T] + c I; None of inputs that are zero."""
+        ridge = RIDGE * float(np.trace(self.moment)) / len(self.moment)
+        if ridge == 0:
+            return None
+
+        def ridged(kind: type[np.floating]) -> NDArray[np.floating]:
+            own = self.moment.astype(kind)
+            own[np.diag_indices(len(own))] += ridge
+            return own
+
+        return _cholesky(ridged)
+
+    def _solved(self, products: Moment | Matrix) -> Matrix:
+        """Return products (N, K) times the inverse of E[y y^T] + c I, float32."""
+        factor = self._ridged
+        if factor is None:
+            return np.zeros(products.shape, np.float32)
+        wanted = torch.from_numpy(products).to(factor.dtype)
+        return np.ascontiguousarray(torch.cholesky_solve(wanted.T, factor).T.float().numpy())
+
+
+def gptq(matrix: Matrix, grid: Grid, inputs: CalibratedInputs, descends: bool = True) -> Quantised:
     """Round one input after another, correcting those to come; then each to its best.
 
     A block's scale is chosen when its turn comes. Inputs are taken in their own order: the better
@@ -89,17 +179,17 @@ def gptq(
     Args:
         matrix: (N, K), finite.
         grid: bits and block size.
-        second_moment: E[x x^T] of the layer's inputs on calibration data, (K, K).
+        inputs: of the layer.
         descends: values and scales then go to their best in turn, where blocks are not long and
             values evenly spaced.
     """
     padded = grid.blocks(matrix.shape[1]) * grid.block
-    moment = _damped(second_moment, padded)
-    count = min(len(matrix), max(1, matrix.size // AT_ONCE))
-    parts = np.array_split(matrix, count)
-    found = _in_threads(partial(_in_turn, grid=grid, factor=_inverse_factor(moment)), parts)
+    factor = inputs.factor(padded)
+    outputs = min(OUTPUTS, max(1, AT_ONCE // padded))
+    parts = np.array_split(matrix, -(-len(matrix) // outputs))
+    found = _in_threads(partial(_in_turn, grid=grid, factor=factor), parts)
     if descends and grid.block <= LONGEST and not grid.floating:
-        single = moment.astype(np.float32)
+        single = inputs.damped(padded, np.float32)
         found = _in_threads(partial(_descended, grid=grid, moment=single), parts, found)
     values, scales, zeros = (np.concatenate(own, 1) for own in zip(*found, strict=True))
     stored = np.ascontiguousarray(values.T).reshape(len(matrix), -1, grid.block)
@@ -132,25 +222,59 @@ def _in_turn(matrix: Matrix, grid: Grid, factor: Matrix) -> Rounded:
     """Round inputs in their order; ``factor``: upper Cholesky factor of the inverse moment."""
     weights = _inputs_first(matrix, grid)
     # What an error of an input costs when those after it have made up for it.
-    cost = (1 / np.diag(factor) ** 2).reshape(-1, grid.block)
-    scales, zeros = np.empty((2, len(cost), len(matrix)), np.float32)
-    values = np.zeros(weights.shape, np.uint8)
-    errors = np.empty((min(grid.block, STEP), len(matrix)), np.float32)
-    for index, start in enumerate(range(0, len(weights), grid.block)):
-        end = start + grid.block
-        # The corrections of all earlier blocks are in it now.
-        block = np.ascontiguousarray(weights[start:end].T)[:, None]
-        scale, zero = (found[:, 0] for found in fit(block, grid, cost[index]))
-        scales[index], zeros[index] = scale, zero
-        for first in range(start, end, STEP):
-            last = min(first + STEP, end)
-            for offset, row in enumerate(range(first, last)):
-                values[row] = found = round_to_grid(weights[row], scale, zero, grid)
-                rounded = centred(found, zero, grid) * scale
-                errors[offset] = (weights[row] - rounded) / factor[row, row]
-                weights[row:last] -= np.outer(factor[row, row:last], errors[offset])
-            weights[last:] -= factor[first:last, last:].T @ errors[: last - first]
+    cost = (1 / np.diag(factor) ** 2).astype(np.float32)
+    scales, zeros = np.empty((2, len(weights) // grid.block, len(matrix)), np.float32)
+    values = np.empty(weights.shape, np.uint8)
+    reach = grid.block * max(1, TOGETHER // grid.block)
+    errors = np.empty((min(reach, len(weights)), len(matrix)), np.float32)
+    for begin in range(0, len(weights), reach):
+        stop = min(begin + reach, len(weights))
+        for start in range(begin, stop, grid.block):
+            inside = slice(start, start + grid.block)
+            # The corrections of all earlier blocks are in it now.
+            scale, zero = fit_columns(weights[inside], grid, cost[inside])
+            scales[start // grid.block], zeros[start // grid.block] = scale, zero
+            for first in range(start, inside.stop, STEP):
+                last = min(first + STEP, inside.stop)
+                own = errors[first - begin : last - begin]
+                _round_rows(weights, values, own, first, scale, zero, grid, factor)
+                weights[last:stop] -= factor[first:last, last:stop].T @ own
+        weights[stop:] -= factor[begin:stop, stop:].T @ errors[: stop - begin]
     return values, scales, zeros
+
+
+def _round_rows(
+    weights: Matrix,
+    values: NDArray[np.uint8],
+    errors: Matrix,
+    first: int,
+    scale: Matrix,
+    zero: Matrix,
+    grid: Grid,
+    factor: Matrix,
+) -> None:
+    """Round as many inputs as there are ``errors``, which get theirs, and correct these alone.
+
+    Args:
+        weights: (K, N), changed.
+        values: (K, N), written.
+        errors: of these inputs, relative to the diagonal of the factor; written.
+        first: of the inputs.
+        scale: of their block, (N,).
+        zero: of their block, (N,).
+        grid: of the values.
+        factor: (K, K), upper.
+    """
+    last = first + len(errors)
+    rounded, changes = np.empty(len(scale), np.float32), np.empty_like(errors)
+    for row, error in enumerate(errors, first):
+        values[row] = found = round_to_grid(weights[row], scale, zero, grid)
+        np.multiply(centred(found, zero, grid), scale, out=rounded)
+        np.subtract(weights[row], rounded, out=error)
+        error /= factor[row, row]
+        change = changes[: last - row - 1]
+        np.multiply(factor[row, row + 1 : last, None], error, out=change)
+        weights[row + 1 : last] -= change
 
 
 class _Descent:
@@ -212,25 +336,10 @@ class _Descent:
             gradient[k + 1 :] += np.outer(own[k, k + 1 :], change)
 
 
-def _damped(second_moment: Moment | Matrix, size: int) -> Moment:
-    """Return the second moment with a larger diagonal, and inputs that never occur up to size."""
-    inputs = len(second_moment)
-    damped = np.eye(size) * 1e-6
-    damped[:inputs, :inputs] = second_moment
-    mean = float(np.diag(second_moment).mean()) or 1.0
-    damped[np.arange(size), np.arange(size)] += DAMPING * mean
-    return damped
-
-
-def _inverse_factor(damped: Moment) -> Matrix:
-    """Upper Cholesky factor U of the inverse, float32: the inverse of R, M = R R^T with an upper R.
-
-    R is the lower factor of M with its rows and columns in reverse order, reversed again.
-    """
-    own = torch.from_numpy(damped).flip(0, 1)
-    torch.linalg.cholesky(own, out=own)
-    _invert_lower(own)
-    return own.flip(0, 1).float().numpy()
+def _cholesky(matrix: Callable[[type[np.floating]], NDArray[np.floating]]) -> torch.Tensor:
+    """Lower Cholesky factor of the matrix that is made, float32 where there is one."""
+    single, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrix(np.float32)))
+    return torch.linalg.cholesky(torch.from_numpy(matrix(np.float64))) if failed else single
 
 
 def _invert_lower(factor: torch.Tensor) -> None:
@@ -245,23 +354,3 @@ def _invert_lower(factor: torch.Tensor) -> None:
     _invert_lower(first)
     _invert_lower(last)
     below.copy_(-last @ (below @ first))
-
-
-def for_inexact_inputs(matrix: Matrix, second_moment: Moment, errors: Moment) -> Matrix:
-    """Return the matrix (N, K) that gives for inexact inputs y what ``matrix`` gives for x.
-
-    Args:
-        matrix: (N, K).
-        second_moment: E[y y^T], (K, K).
-        errors: E[(x - y) y^T], (K, K).
-    """
-    ridge = RIDGE * float(np.trace(second_moment)) / len(second_moment)
-    if ridge == 0:
-        return matrix
-    ridged = torch.from_numpy(second_moment + ridge * np.eye(len(second_moment)))
-    factor = torch.linalg.cholesky(ridged)
-    # Of fewer outputs than inputs, their own change is solved for.
-    few = len(matrix) < len(errors)
-    wanted = torch.from_numpy(matrix @ errors if few else errors)
-    change = torch.cholesky_solve(wanted.T, factor).T.numpy()
-    return (matrix + (change if few else matrix @ change)).astype(np.float32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,9 @@ from linexport.quantization.rewrite import float_activations
 from linexport.sources.onnx_file.index_ranges import index_range
 from linexport.system import memory
 from linexport.targets.base import uses_library
-from linexport.targets.runtime.options import FLOAT_PRODUCTS
+from linexport.targets.lowering.kept_logits import with_logits_at
+from linexport.targets.lowering.split_head import find_stretch, keep_decoder
+from linexport.targets.runtime.options import FLOAT_PRODUCTS, changed_graph
 from linexport.targets.runtime.providers import CPU_ONLY, Execution
 
 COLUMNS = 512
@@ -131,6 +134,19 @@ class FloatModel:
         name = f"the {self.artifact.manifest.precision} artifact, computed in float32"
         return self.run(self.graph, logits_of(self.artifact.manifest)), name
 
+    def open_at_positions(self, logits: str) -> Run | None:
+        """Open the float32 artifact to compute logits at positions, an input ``LOGITS_AT`` (B, n).
+
+        None of an artifact in half precision, or whose head is not found.
+        """
+        path = self.artifact.path / manifests.MODEL
+        source = changed_graph(path, partial(with_logits_at, output=logits))[0]
+        if self.half is not None or source is path:
+            return None
+        target = targets.find_target(self.artifact.manifest.target)
+        session = target.open(source, threads=self.threads, taking_turns=True, low_memory=True)
+        return runs(session)
+
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""
         model = onnx.ModelProto()
@@ -179,10 +195,20 @@ def open_deployed(
     )
 
 
-def open_exactly(path: Path, threads: int) -> Run:
-    """Open a quantised model with activations in float32."""
+def open_exactly(path: Path, threads: int, logits: str | None = None) -> Run:
+    """Open a quantised model with activations in float32.
+
+    Args:
+        path: of the model.
+        threads: 0 for ONNX Runtime's choice.
+        logits: an output in whose place hidden states are given, where the model can be split
+            there: a head of many words is most of the time, and works on each token alone.
+    """
     model, values = external_data.read_mapped(path)
-    return open_written(float_activations(model), values, threads, FLOAT_PRODUCTS)
+    exact = float_activations(model)
+    if logits is not None and find_stretch(exact, logits) is not None:
+        keep_decoder(exact, logits)
+    return open_written(exact, values, threads, FLOAT_PRODUCTS)
 
 
 def beyond_profiles(manifest: manifests.Manifest) -> manifests.Manifest:
@@ -253,7 +279,7 @@ def unopened(checked: CheckedArtifact, threads: int) -> Artifact:
 
 
 class SecondMoments:
-    """Sums of x y^T (K, K), float64, of values x and y with K channels in their last axis.
+    """Sums of x y^T (N, K), float64, of values x and y with N and K channels in their last axis.
 
     Products of some rows are in float32, which is twice as fast: ``ROWS`` terms lose 1e-6 of their
     sum, and the damping of moments is 1e-2 of their mean. Sums are in memory-mapped files, as there
@@ -267,13 +293,12 @@ class SecondMoments:
         self._left: dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32]]]] = {}
 
     def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
-        """Add the rows of one value (..., K), kept as they are; y is x without another value."""
-        rows = value.reshape(-1, value.shape[-1]).astype(np.float32, copy=False)
-        others = rows if other is None else other.reshape(rows.shape).astype(np.float32, copy=False)
-        width = rows.shape[-1]
+        """Add the rows of one value (..., N), kept as they are; y is x without another value."""
+        rows, others = (_rows(one) for one in (value, value if other is None else other))
+        outputs, width = rows.shape[-1], others.shape[-1]
         if name not in self._sums:
-            [block] = memory.blocks([8 * width**2])
-            self._sums[name] = block.view(np.float64).reshape(width, width)
+            [block] = memory.blocks([8 * outputs * width])
+            self._sums[name] = block.view(np.float64).reshape(outputs, width)
             self._counts[name] = 0
             if other is None:  # symmetric: what is right of the diagonal is summed
                 self._halves.add(name)
@@ -309,6 +334,11 @@ class SecondMoments:
                 own[end:, start:end] = own[start:end, end:].T
             memory.release(own.ctypes.data, own.nbytes)
         return self._sums
+
+
+def _rows(value: NDArray) -> NDArray[np.float32]:
+    """Return a value (..., K) as rows (n, K), float32."""
+    return value.reshape(-1, value.shape[-1]).astype(np.float32, copy=False)
 
 
 def second_moments(

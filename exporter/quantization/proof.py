@@ -11,12 +11,21 @@ from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.manifest.quantisation import DriftRecord, QuantisationRecord, TokenDivergenceRecord
+from linexport.parity.language import split
 from linexport.parity.tolerances import TOLERANCES
 from linexport.quantization import drift
 from linexport.quantization.calibration_inputs import CalibrationInputs
 from linexport.quantization.divergence import ComparedLogits, compare
 from linexport.quantization.layer_chain import LayerChain
-from linexport.quantization.window_pieces import Outputs, Window, outputs_of, pieces, whole_outputs
+from linexport.quantization.window_pieces import (
+    Outputs,
+    Window,
+    has_few_logits,
+    outputs_at,
+    outputs_of,
+    pieces,
+    whole_outputs,
+)
 from linexport.system import memory
 from linexport.targets.base import DTYPES
 
@@ -29,26 +38,34 @@ class Runs:
         reference: the model in float32; may lack states among its outputs.
         quantised: the artifact as it is deployed.
         exact: opens the same weights with activations in float32, when they are compared: it is a
-            further copy in memory. None where the artifact rounds none.
+            further copy in memory. It is given the name of the logits where hidden states are to
+            take their place. None where the artifact rounds no activations.
         name: the reference in words.
         half: the original in the half precision of the weights; None for other weights, and where
             it is not at hand.
         layers: the layers of the reference where it is never run as a whole.
         streams: the reference carries states from call to call, as the artifact does.
+        at_positions: opens the reference to compute the named logits at positions; returns None
+            where it cannot. None where it is not the float32 artifact.
     """
 
     reference: Run
     quantised: Run
-    exact: Callable[[], Run] | None
+    exact: Callable[[str | None], Run] | None
     name: str
     half: Run | None = None
     layers: LayerChain | None = None
     streams: bool = True
+    at_positions: Callable[[str], Run | None] | None = None
 
     def reference_outputs(self, artifact: Artifact, language: LanguageInterface) -> Outputs:
         """Return what yields the reference's outputs of a window, in the artifact's pieces."""
         if self.layers is not None:
             return self.layers.outputs
+        if self.at_positions and artifact.manifest.states and has_few_logits(language):
+            run = self.at_positions(language.logits)
+            if run is not None:
+                return outputs_at(artifact, language, run)
         found = outputs_of if self.streams else whole_outputs
         return found(artifact, language, self.reference)
 
@@ -143,10 +160,12 @@ def with_proof(
     if not artifact.manifest.states:
         return record
     memory.trim_memory()  # of logits, before another session is opened
-    exactly = runs.quantised if runs.exact is None else runs.exact()
+    language = inputs.language
+    many = language.logits if language.vocabulary >= split.MIN_VOCABULARY else None
+    exactly = runs.quantised if runs.exact is None else runs.exact(many)
     exact, _ = drift.streaming(artifact, exactly, windows[0], seed)
     del exactly
     memory.trim_memory()
-    rounded, split = drift.streaming(artifact, runs.quantised, windows[0], seed)
+    rounded, after_split = drift.streaming(artifact, runs.quantised, windows[0], seed)
     tolerance = TOLERANCES[DTYPES[artifact.manifest.precision]].relative
-    return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, split))
+    return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, after_split))

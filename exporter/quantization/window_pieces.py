@@ -9,7 +9,7 @@ compared with the same probability, but for the last n of the window, which alwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,14 @@ from numpy.typing import NDArray
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run
 from linexport.artifact.text.language_interface import LanguageInterface
-from linexport.targets.runtime.options import LOGITS_TO_KEEP
+from linexport.targets.runtime.options import LOGITS_AT, LOGITS_TO_KEEP
 
 PIECE = 128
 """Tokens of a call that gives logits, which two models have at once where they are compared."""
+
+CALL = 512
+"""Tokens of a call that gives logits at positions, those of several pieces: a head of many words is
+read once for all of them."""
 
 LOGITS = 2**22
 """Logits of a piece that are compared at most: a float64 softmax of them takes 0.1 s."""
@@ -98,6 +102,46 @@ def outputs_of(artifact: Artifact, language: LanguageInterface, run: Run) -> Out
         return in_pieces(window, language, call)
 
     return found
+
+
+def outputs_at(artifact: Artifact, language: LanguageInterface, run: Run) -> Outputs:
+    """Return what ``outputs_of`` does, of a model that computes logits at given positions.
+
+    Args:
+        artifact: names inputs and states, of which there are some.
+        language: names the logits.
+        run: the model; ``LOGITS_AT`` of its inputs has places (1, n) of a call.
+    """
+    pasts = {s.present: s.past for s in artifact.manifest.states}
+
+    def found(window: Window) -> Iterator[Arrays]:
+        state: Arrays = {}
+        for call in _together(pieces(window, language.vocabulary)):
+            start, end = call[0].start, call[-1].end
+            at = np.concatenate([piece.positions for piece in call])[None] - start
+            outputs = run({**artifact.feeds(window[None, start:end]), LOGITS_AT: at, **state})
+            state = {past: outputs[present] for present, past in pasts.items()}
+            parts = np.cumsum([piece.kept for piece in call])[:-1]
+            for logits in np.split(outputs[language.logits], parts, axis=1):
+                yield {**outputs, language.logits: logits}
+
+    return found
+
+
+def _together(cut: Sequence[WindowPiece]) -> Iterator[list[WindowPiece]]:
+    """Yield pieces that follow one another, up to ``CALL`` tokens."""
+    call: list[WindowPiece] = []
+    for piece in cut:
+        if call and piece.end - call[0].start > CALL:
+            yield call
+            call = []
+        call.append(piece)
+    yield call
+
+
+def has_few_logits(language: LanguageInterface) -> bool:
+    """Return whether some logits of a piece are compared, and not all."""
+    return language.vocabulary * PIECE > LOGITS
 
 
 def whole_outputs(artifact: Artifact, language: LanguageInterface, run: Run) -> Outputs:

@@ -176,7 +176,7 @@ def test_weights_that_cannot_be_kept_are_left_in_float32_with_a_reason(
         return quantised.gptq(size=16 if next(turn) % 2 else 8)(generator, shape)
 
     settings = {**FORMATS["gptq"][1], "group_size": -1}
-    few, floats = quantise(model_folder("falcon_h1"), tmp_path, write, settings)
+    few, floats = quantise(model_folder("mamba2"), tmp_path, write, settings)
     manifest = kept(few, tmp_path / "artifact", target="onnx")
     found = initializers(tmp_path / "artifact")
     record = manifest.quantisation
@@ -242,7 +242,7 @@ def test_an_isolated_conversion_keeps_none(
 def test_integers_of_an_artifact_are_valid_onnx(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    few, _ = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["packed-8"])
+    few, _ = quantise(model_folder("mamba2"), tmp_path, *FORMATS["packed-8"])
     manifest = kept(few, tmp_path / "artifact")
     onnx.checker.check_model(str(tmp_path / "artifact" / "model.onnx"))
     checked = linexport.validate(tmp_path / "artifact", threads=1)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,14 +20,19 @@ from onnx import numpy_helper
 
 import linexport
 from linexport import trace
+from linexport.artifact.temporary import Arrays, Run
 from linexport.conversion import pipeline
+from linexport.conversion import quantize as quantizing
 from linexport.conversion.context import Checks
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.manifest import ConvertOptions, Manifest, read
+from linexport.parity.language import split
 from linexport.quantization import quantisable
 from linexport.quantization.half import half_model
+from linexport.quantization.opened import open_exactly
 from linexport.report.verdict import verdict
 from linexport.sources import load_model
+from linexport.targets.lowering.split_head import HIDDEN
 from linexport.targets.runtime.options import FLOAT_PRODUCTS
 from tests.support.command_line import Result
 
@@ -51,6 +57,32 @@ def test_the_record_holds_every_number_of_the_proof(
     assert {p.first for p in record.divergence.by_position} == {0, 64, 512}
     assert {t.bits for t in record.tensors} <= {"int8": {8}, "int4": {4, 8}}.get(choice, {4, 8})
     assert manifest.latency is None
+
+
+@pytest.mark.parametrize("words", [1, 2**14])
+def test_streams_of_many_words_are_compared_on_hidden_states(
+    words: int, exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of many words is left out, and all states are there."""
+    outputs: list[set[str]] = []
+
+    def opened(*given: Any) -> Run:
+        run = open_exactly(*given)
+
+        def watched(feeds: Arrays) -> dict[str, Any]:
+            found = run(feeds)
+            outputs.append(set(found))
+            return found
+
+        return watched
+
+    monkeypatch.setattr(split, "MIN_VOCABULARY", words)
+    monkeypatch.setattr(quantizing, "open_exactly", opened)
+    manifest = linexport.quantize(exact, tmp_path / "int4", weights="int4", threads=1)
+    assert manifest.quantisation and manifest.quantisation.drift
+    assert 0 < manifest.quantisation.drift.streaming < 5e-5
+    expected = {s.present for s in manifest.states} | {HIDDEN if words == 1 else "output"}
+    assert outputs and all(own == expected for own in outputs)
 
 
 @pytest.mark.parametrize("choice", ["fp16", "bf16"])

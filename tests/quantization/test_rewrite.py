@@ -12,15 +12,17 @@ from onnx import TensorProto, helper
 
 from linexport.quantization import quantisable
 from linexport.quantization.block_quantisation import Grid, nearest
+from linexport.quantization.by_target import form_of
 from linexport.quantization.cuda import cuda_model
 from linexport.quantization.engines import engine_model
-from linexport.quantization.form import Rewrite
+from linexport.quantization.form import TABLE_BLOCK, Rewrite
 from linexport.quantization.portable import portable_model
 from linexport.quantization.rewrite import quantised_model
+from linexport.targets.base import OrtSession
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("width", [40, 44, 64])
+@pytest.mark.parametrize("width", [40, 44, 64, 128, 160, 256])
 def test_a_tied_table_of_any_width_is_looked_up_and_multiplied(width: int, bits: int) -> None:
     table = np.random.default_rng(width).standard_normal((50, width)).astype(np.float32)
     nodes = [
@@ -40,13 +42,17 @@ def test_a_tied_table_of_any_width_is_looked_up_and_multiplied(width: int, bits:
         ir_version=10,
     )
     [weight], _ = quantisable.find(model, {"table": table})
-    found = nearest(table, Grid(bits, 32))
+    grid = form_of("ort", "int4").grid(weight, bits, "float32")
+    assert (grid.block == TABLE_BLOCK) is (bits == 8 and width % TABLE_BLOCK == 0)
+    assert form_of("ort", "int8").grid(weight, bits, "float32").block == quantisable.BLOCK
+    found = nearest(table, grid)
     made = quantised_model(model, {"table": SimpleNamespace(weight=weight, quantised=found)})
-    session = onnxruntime.InferenceSession(made.SerializeToString())
-    rows, logits = session.run(["rows", "logits"], {"ids": np.asarray([3, 0, 49])})
-    np.testing.assert_allclose(rows, found.matrix()[[3, 0, 49]], rtol=1e-6)
-    expected = rows @ found.matrix().T  # with inputs rounded to 8 bits
-    np.testing.assert_allclose(logits, expected, atol=0.02 * np.abs(expected).max())
+    for native in (False, True):
+        session = OrtSession(made.SerializeToString(), 1, native=native)
+        outputs = session.run({"ids": np.asarray([3, 0, 49])})
+        np.testing.assert_allclose(outputs["rows"], found.matrix()[[3, 0, 49]], rtol=1e-6)
+        expected = outputs["rows"] @ found.matrix().T  # with inputs rounded to 8 bits
+        np.testing.assert_allclose(outputs["logits"], expected, atol=0.02 * np.abs(expected).max())
 
 
 def gemm(turned: bool, bias: bool, **changes: float) -> tuple[onnx.ModelProto, np.ndarray]:

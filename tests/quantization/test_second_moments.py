@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linexport.quantization.gptq import RIDGE, for_inexact_inputs
+from linexport.quantization.gptq import RIDGE, CalibratedInputs
 from linexport.quantization.opened import COLUMNS, SecondMoments
 
 
@@ -36,6 +36,22 @@ def test_weights_for_inexact_inputs(outputs: int) -> None:
     moment, errors = y.T @ y / 200, (x - y).T @ y / 200
     ridge = RIDGE * np.trace(moment) / 24
     want = weights + weights @ errors @ np.linalg.inv(moment + ridge * np.eye(24))
-    found = for_inexact_inputs(weights, moment, errors)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    for inputs in (
+        CalibratedInputs(moment, errors),
+        CalibratedInputs(moment, None, {"W": weights @ errors}),
+    ):
+        found = inputs.target("W", weights)
+        assert found.dtype == np.float32 and not inputs.exact
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_errors_of_outputs_are_those_of_inputs_through_the_weights() -> None:
+    """E[W (x - y) y^T], of fewer outputs than inputs."""
+    random = np.random.default_rng(0)
+    apart, y = random.standard_normal((2, 2, 9, 30)).astype(np.float32)
+    weights = random.standard_normal((4, 30)).astype(np.float32)
+    found = SecondMoments()
+    for one, other in zip(apart, y, strict=True):
+        found.add("W", one @ weights.T, other)
+    want = weights @ apart.reshape(18, 30).T @ y.reshape(18, 30) / 18
+    np.testing.assert_allclose(found.means()["W"], want, rtol=0, atol=2e-5)

@@ -15,8 +15,15 @@ from linexport.artifact.temporary import Arrays, runs
 from linexport.artifact.text.language_interface import LanguageInterface
 from linexport.manifest import MODEL
 from linexport.quantization import window_pieces
-from linexport.quantization.opened import open_deployed, unopened
-from linexport.quantization.window_pieces import LOGITS, PIECE, outputs_of, pieces, whole_outputs
+from linexport.quantization.opened import FloatModel, open_deployed, unopened
+from linexport.quantization.window_pieces import (
+    LOGITS,
+    PIECE,
+    outputs_at,
+    outputs_of,
+    pieces,
+    whole_outputs,
+)
 from linexport.targets import find_target
 from linexport.targets.runtime.options import LOGITS_TO_KEEP
 
@@ -78,3 +85,36 @@ def test_logits_are_those_of_the_whole_window(
             want = whole[:, piece.positions]
             np.testing.assert_allclose(outputs["output"], want, rtol=0, atol=2e-5)
     assert computed == [p.kept if keeps else p.end - p.start for p in cut]
+
+
+def test_logits_at_positions_are_those_of_the_pieces(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """Several pieces are a call, and states after the last one are those of the window."""
+    monkeypatch.setattr(window_pieces, "LOGITS", 5 * 256)
+    monkeypatch.setattr(window_pieces, "CALL", 3 * PIECE)
+    folder = converted("language_model")
+    artifact = unopened(checked_artifact(folder), 1)
+    run = FloatModel.of(artifact, folder / MODEL, 1).open_at_positions("output")
+    assert run is not None
+    calls = []
+
+    def counted(feeds: Arrays) -> dict[str, np.ndarray]:
+        found = run(feeds)
+        calls.append((feeds["tokens"].shape[1], found["output"].shape[1]))
+        return found
+
+    window = np.random.default_rng(1).integers(256, size=700)
+    cut = pieces(window, 256)
+    expected = list(outputs_of(artifact, LANGUAGE, artifact.run_graph)(window))
+    found = list(outputs_at(artifact, LANGUAGE, counted)(window))
+    for piece, want, got in zip(cut, expected, found, strict=True):
+        assert got["output"].shape == (1, piece.kept, 256)
+        np.testing.assert_allclose(got["output"], want["output"], rtol=0, atol=2e-5)
+    for state in artifact.manifest.states:
+        np.testing.assert_allclose(
+            found[-1][state.present], expected[-1][state.present], rtol=1e-4, atol=2e-5
+        )
+    assert sum(tokens for tokens, _ in calls) == 700 and len(calls) == 3
+    assert all(tokens <= 3 * PIECE for tokens, _ in calls)
+    assert sum(computed for _, computed in calls) == sum(piece.kept for piece in cut)
