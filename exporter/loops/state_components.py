@@ -59,7 +59,7 @@ class LinearStates(PartedStates):
             return False  # a next state that does not read itself is a delay of others
         behind = nodes_behind([self.body.outputs[place]])
         own = [n for n in behind if any(place in self.states_of(t) for t in n.inputs)]
-        return self._is_begun(place) and all(node.op in ARITHMETIC for node in own)
+        return all(node.op in ARITHMETIC for node in own)
 
     def is_read_begun(self, tensor: gs.Tensor) -> bool:
         """Return whether a value is a state before the step that begins with what is computed."""

@@ -107,11 +107,14 @@ def numbers_in(tensors: Iterable[gs.Tensor], shapes: Mapping[str, Shape] | None 
 
 
 def drop_unread(scan: gs.Node, axes: list[int]) -> None:
-    """Write the axes of the scanned inputs, without inputs that the body reads no more."""
+    """Write the axes of the scanned inputs, without inputs that the body reads no more.
+
+    One is left where none is read: it says how many steps there are.
+    """
     body = scan.attrs["body"]
     read = {t.name for n in body.nodes for t in n.inputs} | {t.name for t in body.outputs}
     states = len(body.inputs) - len(axes)
-    kept = [i for i, t in enumerate(body.inputs[states:]) if t.name in read]
+    kept = [i for i, t in enumerate(body.inputs[states:]) if t.name in read] or [0]
     body.inputs = [*body.inputs[:states], *(body.inputs[states + i] for i in kept)]
     scan.inputs = [*scan.inputs[:states], *(scan.inputs[states + i] for i in kept)]
     scan.attrs["scan_input_axes"] = [axes[i] for i in kept]

@@ -75,12 +75,12 @@ def swapped(functions: Iterable[Function], model: nn.Module) -> Iterator[None]:
 def replaced(functions: Mapping[Any, Callable[..., Any]], model: nn.Module) -> Iterator[None]:
     """Put other functions in the place of some, wherever they are held; all are restored."""
     with ExitStack() as restore:
-        for original, replacement in functions.items():
-            for place, key in [*_defined(original), *_held(original, model)]:
-                before = vars(place).get(key, original) if isinstance(place, type) else original
-                static = isinstance(before, staticmethod)
-                restore.callback(setattr, place, key, before)
-                setattr(place, key, staticmethod(replacement) if static else replacement)
+        for original, place, key in _held(functions, model):
+            replacement = functions[original]
+            before = vars(place).get(key, original) if isinstance(place, type) else original
+            static = isinstance(before, staticmethod)
+            restore.callback(setattr, place, key, before)
+            setattr(place, key, staticmethod(replacement) if static else replacement)
         yield
 
 
@@ -93,12 +93,17 @@ def _defined(original: Callable[..., object]) -> list[tuple[Any, str]]:
     return [(holder, name)] if getattr(holder, name, None) is original else []
 
 
-def _held(original: object, model: nn.Module) -> list[tuple[object, str]]:
-    """Return objects that hold a function, each with the name of the attribute."""
+def _held(functions: Iterable[Any], model: nn.Module) -> list[tuple[Any, Any, str]]:
+    """Return functions with objects that hold them, each with the name of the attribute."""
+    wanted = {id(function): function for function in functions}
+    held = [(f, place, name) for f in wanted.values() for place, name in _defined(f)]
+    if not wanted:
+        return held
     own = list(model.modules())
     closures = [getattr(x, "__closure__", None) or () for m in own for x in vars(m).values()]
     cells = [cell for closure in closures for cell in closure]
-    held = [(c, "cell_contents") for c in cells if c.cell_contents is original]
+    found = [(c.cell_contents, c, "cell_contents") for c in cells]
     for place in [*filter(None, sys.modules.values()), *own]:
-        held += [(place, k) for k, x in getattr(place, "__dict__", {}).items() if x is original]
-    return held
+        names = getattr(place, "__dict__", {})
+        found += [(x, place, k) for k, x in names.items() if id(x) in wanted]
+    return [*held, *(entry for entry in found if id(entry[0]) in wanted)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.patches.packages import Function, swapped
+from linexport.patches.recurrent_layers import LAYERS, has_recurrent_layers
 from linexport.system.torch_internals.exports import SCAN
 from linexport.system.torch_internals.trees import pytree
 from linexport.system.versions import TORCH
@@ -125,11 +126,13 @@ SCANS = (
 
 
 def has_scans(model: nn.Module) -> bool:
-    """Return whether a model has layers of a package whose scans are swapped."""
+    """Return whether a model has layers of a package whose scans are swapped, or of PyTorch."""
+    if has_recurrent_layers(model):
+        return True
     packages = {function.module.partition(".")[0] for function in SCANS[1:]}
     return any(type(m).__module__.partition(".")[0] in packages for m in model.modules())
 
 
 def as_loops(model: nn.Module) -> AbstractContextManager[None]:
-    """Swap the scans of packages that are imported."""
-    return swapped(SCANS, model)
+    """Swap the scans of packages that are imported, and recurrent layers of PyTorch."""
+    return swapped((*SCANS, *LAYERS), model)

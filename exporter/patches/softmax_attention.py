@@ -94,7 +94,7 @@ def _by_row(mask: Tensor, groups: int, served: int) -> Tensor:
 def create_causal_mask(
     config: object,
     inputs_embeds: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     cache: object,
     position_ids: Tensor | None = None,
     or_mask_function: object = None,
@@ -103,12 +103,15 @@ def create_causal_mask(
     layer_idx: int | None = None,
     allow_is_causal_skip: bool = True,
 ) -> Tensor:
-    """(B, 1, T, past + T), for an attention_mask (B, past + T).
+    """(B, 1, T, past + T), for an attention_mask (B, past + T), or (1, 1, T, T) without one.
 
     Raises:
         UnsupportedModelError: the requested mask is of another kind.
     """
     _check_kind(config, or_mask_function, and_mask_function, block_sequence_ids)
+    if attention_mask is None:
+        places = torch.arange(inputs_embeds.shape[1])
+        return _filled((places <= places[:, None])[None, None], inputs_embeds)
     total = attention_mask.shape[1]
     columns = torch.arange(total)
     rows = columns[total - inputs_embeds.shape[1] :]
@@ -151,8 +154,12 @@ def _check_kind(config: object, *changed: object) -> None:
 
 def _added(seen: Tensor, mask: Tensor, inputs_embeds: Tensor) -> Tensor:
     """Return what is added to scores, for keys seen (T, S) and a mask of padding (B, S)."""
+    return _filled(seen & mask.bool()[:, None, None], inputs_embeds)
+
+
+def _filled(seen: Tensor, inputs_embeds: Tensor) -> Tensor:
+    """Return what is added to scores: 0 for keys seen, else the lowest number."""
     lowest = torch.finfo(inputs_embeds.dtype).min
-    seen = seen & mask.bool()[:, None, None]
     return torch.where(seen, 0.0, lowest).to(inputs_embeds.dtype)
 
 

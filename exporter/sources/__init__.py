@@ -12,11 +12,14 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
 from linexport.sources.files import check_text
 from linexport.sources.loaded_model import LoadedModel, Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["LoadedModel", "Source", "is_factory", "load_model"]
 
@@ -37,6 +40,7 @@ def load_model(
     mtp: bool = True,
     state_dict: str | Path | None = None,
     inputs: Iterable[str] = (),
+    examples: tuple[Tensor, ...] = (),
     stand_ins: bool = False,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
@@ -60,6 +64,8 @@ def load_model(
         mtp: take the head for multi-token prediction of such a model as well, where it has one.
         state_dict: file of weights for the module of a function or class.
         inputs: example inputs of such a module, ``NAME=DTYPE[SIZES]``.
+        examples: tensors that such a module runs on, in order, where ``inputs`` are not given; of
+            no effect on other sources, which say themselves how they are called.
         stand_ins: make packages of GPU libraries that code of a function or class imports and that
             are not installed.
 
@@ -98,6 +104,7 @@ def load_model(
                 whole=whole,
                 state_dict=state_dict,
                 inputs=inputs,
+                examples=examples,
                 stand_ins=stand_ins,
             )
         _check_own(source, state_dict, inputs, stand_ins)

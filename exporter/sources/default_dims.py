@@ -1,7 +1,8 @@
 """Dynamic dims of example inputs that come without any: batch and sequence.
 
 Dim 0 of every tensor is the batch, unless it is a vector of another size than the batch of the
-others, such as a scale of channels. Dim 1 is the sequence in integer and boolean tensors of rank 2
+others, such as a scale of channels, or a stack of states, whose dim 0 is of layers and dim 1 the
+batch. Dim 1 is the sequence in integer and boolean tensors of rank 2
 (tokens, masks) and in floating-point tensors of rank 3 (embeddings). In floating-point tensors of
 rank 2 (gates, resets), others of rank 3 (resets of heads) and any of rank 5 (an image of each step)
 it may be, where it has the size of a sequence. Where sizes do not tell, as a width is as large or
@@ -12,7 +13,7 @@ are repeated to size 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
@@ -23,13 +24,13 @@ from linexport.system.untyped import DynamicShapes, Positional
 if TYPE_CHECKING:
     import torch
 
-Runs = Callable[[Positional], bool]
-"""Return whether the module takes these examples."""
+Runs = Callable[[Positional], "list[torch.Tensor] | None"]
+"""Return the outputs of the module on these examples; None where it does not take them."""
 
 _SMALLEST = 2
 
 _MOST_TRIED = 4
-"""Tensors whose dim 1 is tried out: sixteen runs of the module at most, at each length."""
+"""Tensors, or sizes, whose dim 1 is tried out: sixteen runs of the module at most, at a length."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ def default_dims(
     """
     tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
     of_batches = [tensor for tensor in tensors if tensor.dim() > 1] or tensors
-    batches = {tensor.shape[0] for tensor in of_batches}
+    stacked = _stacked(args, of_batches, runs)
+    batches = {tensor.shape[int(id(tensor) in stacked)] for tensor in of_batches}
+    others = _without_batch(args, of_batches, stacked, runs) if len(batches) > 1 else set()
+    if others:
+        tensors = [tensor for tensor in tensors if id(tensor) not in others]
+        batches = {of_batches[0].shape[0]}
     if len(batches) > 1 or 0 in batches:
         sizes = ", ".join(str(size) for size in sorted(batches))
         reason = (
@@ -75,21 +81,24 @@ def default_dims(
             (f"all dims stay constant: {reason}. Give dynamic_shapes.",),
         )
 
+    tensors = [tensor for tensor in tensors if id(tensor) not in stacked]
     sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
     lengths = _dynamic_lengths(sequences)
     widths = {size for tensor in tensors for size in tensor.shape[2:]}
     varying = {id(t) for t in tensors if _has_sequence(t) and t.shape[1] in lengths}
     numbers = {id(t) for t in tensors if _has_numbers(t, lengths - widths - {1})}
     unclear = _unclear(tensors, lengths & widths)
-    if runs is not None and (len(sequences) > 1 or lengths & widths):
-        found = _tried(args, sequences - {0}, varying | numbers, runs)
+    if runs is not None and (len(sequences) > 1 or lengths & widths or 1 in lengths):
+        found = _tried(args, tensors, sequences - {0}, varying | numbers, runs)
         if found is not None:
             varying = {id(t) for t in tensors if id(t) in found and _has_sequence(t)}
             numbers, unclear = found - varying, ()
             lengths = {t.shape[1] for t in tensors if id(t) in found}
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
-        if tensor.dim() == 0 or tensor.shape[0] not in batches:
+        if id(tensor) in stacked:
+            return () if one_batch else (1,)
+        if tensor.dim() == 0 or id(tensor) in others or tensor.shape[0] not in batches:
             return ()
         batch = () if one_batch else (0,)
         return (*batch, 1) if id(tensor) in varying | numbers else batch
@@ -97,9 +106,71 @@ def default_dims(
     return DefaultDims(
         repeat_ones(args, dims),
         _map(args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False),
-        (*_warnings(batches, sequences, lengths, one_batch), *unclear),
+        (*_warnings(batches, sequences, lengths, one_batch), *_constant(others, args), *unclear),
         unclear,
     )
+
+
+def _stacked(args: tuple[object, ...], tensors: list[torch.Tensor], runs: Runs | None) -> set[int]:
+    """Return the tensors, by id, that have the batch of the first one in dim 1.
+
+    Args:
+        args: the examples.
+        tensors: those that have a batch.
+        runs: runs the module, where both dims have that size; None: dim 0 is the batch then.
+    """
+    batch = tensors[0].shape[0] if tensors else 0
+    several = [t for t in tensors[1:] if t.dim() > 2 and t.shape[1] == batch]
+    found = {id(t) for t in several if t.shape[0] != batch}
+    unclear = {id(t) for t in several} - found
+    if runs is None or not unclear:
+        return found
+    usual, stack = (_more_rows(args, batch, stacked) for stacked in (found, found | unclear))
+    return found | unclear if runs(usual) is None and runs(stack) is not None else found
+
+
+def _without_batch(
+    args: tuple[object, ...], tensors: list[torch.Tensor], stacked: set[int], runs: Runs | None
+) -> set[int]:
+    """Return the tensors, by id, whose dim 0 is not the batch of the first one.
+
+    None of them where nothing runs the module, or it does not take more rows of the others.
+
+    Args:
+        args: the examples.
+        tensors: those that may have a batch.
+        stacked: those of them that have it in dim 1.
+        runs: runs the module.
+    """
+    batch = tensors[0].shape[0]
+    if runs is None or not batch or runs(_more_rows(args, batch, stacked)) is None:
+        return set()
+    return {id(t) for t in tensors if t.shape[int(id(t) in stacked)] != batch}
+
+
+def _more_rows(args: tuple[object, ...], batch: int, stacked: set[int]) -> Positional:
+    """Return the examples with twice as many rows of each tensor that has so many.
+
+    Args:
+        args: the examples.
+        batch: the size of the batch.
+        stacked: tensors that have it in dim 1.
+    """
+
+    def grown(tensor: torch.Tensor) -> torch.Tensor:
+        place = int(id(tensor) in stacked)
+        if tensor.dim() <= place or tensor.shape[place] != batch:
+            return tensor
+        return tensor.repeat_interleave(_SMALLEST, place)
+
+    return _map(args, grown)
+
+
+def _constant(others: set[int], args: tuple[object, ...]) -> Iterator[str]:
+    """Yield warnings of tensors that have no batch."""
+    for tensor in _tensors(args):
+        if id(tensor) in others:
+            yield f"all dims of the input of shape {tuple(tensor.shape)} are constant: no batch"
 
 
 def _unclear(tensors: list[torch.Tensor], sizes: set[int]) -> tuple[str, ...]:
@@ -122,40 +193,116 @@ def _unclear(tensors: list[torch.Tensor], sizes: set[int]) -> tuple[str, ...]:
 
 
 def _tried(
-    args: tuple[object, ...], lengths: set[int], usual: set[int], runs: Runs
+    args: tuple[object, ...],
+    tensors: list[torch.Tensor],
+    lengths: set[int],
+    usual: set[int],
+    runs: Runs,
 ) -> set[int] | None:
-    """Return the tensors, by id, whose dim 1 may be longer; None where running does not tell.
+    """Return the tensors, by id, whose dim 1 may vary; None where running does not tell.
+
+    None of them where the module takes the examples alone, as one that computes a single step does.
 
     Args:
         args: the examples.
+        tensors: those of them that may have a sequence.
         lengths: sizes that may be those of a sequence.
         usual: tensors that are taken to have tokens by their sizes.
         runs: runs the module.
     """
-    several = [t for t in _tensors(args) if t.dim() in (2, 3) and t.shape[1] in lengths]
-    unique = list({id(t): t for t in several}.values())
-    if not 0 < len(unique) <= _MOST_TRIED:
+    several = [t for t in tensors if t.dim() in (2, 3) and t.shape[1] in lengths]
+    groups = _groups({id(t): t.shape[1] for t in several})
+    if not 0 < len(groups) <= _MOST_TRIED:
         return None
-    subsets = chain.from_iterable(combinations(unique, n) for n in range(1, len(unique) + 1))
-    chosen = [frozenset(map(id, subset)) for subset in subsets]
-    for longer in (lambda n: n + 3, lambda n: 2 * n, lambda n: 3 * n):
-        resized = [_map(args, partial(_resized, chosen=c, longer=longer)) for c in chosen]
-        taken = {c for c, examples in zip(chosen, resized, strict=True) if runs(examples)}
+    unread = _unread(args, groups, runs)
+    groups = {group: size for group, size in groups.items() if group not in unread}
+    subsets = chain.from_iterable(combinations(groups, n) for n in range(1, len(groups) + 1))
+    chosen = [frozenset().union(*subset) for subset in subsets]
+    undecided = False
+    for other in (lambda n: n + 3, lambda n: 2 * n, lambda n: 3 * n, lambda n: n - 1):
+        if any(other(size) < 1 for size in groups.values()):
+            continue
+        resized = [_map(args, partial(_resized, chosen=c, other=other)) for c in chosen]
+        results = map(runs, resized)
+        taken = {c for c, found in zip(chosen, results, strict=True) if found is not None}
         together = frozenset().union(*taken)
         if together in taken:
             return set(together)
         if usual & together in taken:
             return set(usual & together)
-    return None
+        undecided |= bool(taken)
+    return None if undecided or runs(args) is None else set()
 
 
-def _resized(
-    tensor: torch.Tensor, chosen: frozenset[int], longer: Callable[[int], int]
-) -> torch.Tensor:
-    """Return one of the chosen tensors with more along dim 1, any other as it is."""
+def _groups(sizes: dict[int, int]) -> dict[frozenset[int], int]:
+    """Return tensors, by id, that are tried together, with their size.
+
+    Each alone, or, of many tensors such as the caches of several layers, all of a size.
+    """
+    if len(sizes) <= _MOST_TRIED:
+        return {frozenset({one}): size for one, size in sizes.items()}
+    return {
+        frozenset(one for one, own in sizes.items() if own == size): size
+        for size in sorted({*sizes.values()})
+    }
+
+
+def _unread(
+    args: tuple[object, ...], groups: dict[frozenset[int], int], runs: Runs
+) -> set[frozenset[int]]:
+    """Return the tensors of whose dim 1 the module reads no more than the example has.
+
+    Rows of a state, say, which it takes by number. What has the length of another tensor may belong
+    to that one, as a mask that is not used, and is none of them.
+
+    Args:
+        args: the examples.
+        groups: the tensors that may have a sequence, with their sizes.
+        runs: runs the module.
+    """
+    drawn = {id(t): _drawn(t) for t in _tensors(args)}
+
+    def outputs(group: Set[int]) -> list[torch.Tensor] | None:
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in group:
+                return drawn[id(tensor)]
+            longer = _drawn(_resized(tensor, group, lambda n: n + 3))
+            longer[:, : tensor.shape[1]] = drawn[id(tensor)]
+            return longer
+
+        return runs(_map(args, value))
+
+    plain, found = outputs(frozenset()) if len(groups) > 1 else None, set[frozenset[int]]()
+    for group in groups if plain is not None else ():
+        longer = outputs(group)
+        if longer is not None and plain is not None and _same(longer, plain):
+            found.add(group)
+    read = {size for group, size in groups.items() if group not in found}
+    return {group for group in found if groups[group] not in read}
+
+
+def _drawn(tensor: torch.Tensor) -> torch.Tensor:
+    """Return random numbers in the place of floating ones: zeros would hide what is read."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(tensor.shape, generator=random, dtype=tensor.dtype)
+
+
+def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    pairs = zip(some, others, strict=False)
+    return len(some) == len(others) and all(
+        a.shape == b.shape and bool((a == b).all()) for a, b in pairs
+    )
+
+
+def _resized(tensor: torch.Tensor, chosen: Set[int], other: Callable[[int], int]) -> torch.Tensor:
+    """Return one of the chosen tensors with another size of dim 1, any other as it is."""
     if id(tensor) not in chosen:
         return tensor
-    size = longer(tensor.shape[1])
+    size = other(tensor.shape[1])
     return tensor.repeat(1, -(-size // tensor.shape[1]), *[1] * (tensor.dim() - 2))[:, :size]
 
 

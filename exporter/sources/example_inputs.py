@@ -5,9 +5,11 @@ mask=bool[2,16]         mostly true
 ids=int64[2,16]         rows of the embedding that forward looks them up in
 count=int64[2]:1000     integers from 0 to 999
 
-Sizes with a name vary, and then no others do; a multiple says in which steps:
+Sizes with a name vary, and then no others do; a multiple says in which steps, or how the size of
+one input follows from that of another:
 
 x=float32[batch=2,3,height=64,width=32*3]
+skip=float32[batch=2,3,height=2*64,width=64*3]
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ def dynamic_shapes(
         given: its inputs.
 
     Raises:
-        UsageError: a name has two sizes, or is a multiple of two numbers.
+        UsageError: a name has two sizes that are not multiples of one number.
     """
     from torch.export import Dim
 
@@ -134,17 +136,23 @@ def dynamic_shapes(
     for one in given:
         for axis, size in one.varying.items():
             found = one.sizes[axis], size.step
-            if sizes.setdefault(size.name, found) != found:
+            first, step = sizes.setdefault(size.name, found)
+            if first // step != found[0] // size.step:
                 raise UsageError(
                     f"--input {one.name}: {size.name} is {_multiple(*found)} there and "
-                    f"{_multiple(*sizes[size.name])} elsewhere; sizes of one name are equal. Give "
-                    "it another name."
+                    f"{_multiple(first, step)} elsewhere; sizes of one name are equal, or "
+                    "multiples of one number, such as 64 and 2*64. Give it another name."
                 )
     if not sizes:
         return None
     counts = {name: Dim(name) for name in sizes}
-    dims = {n: counts[n] if step == 1 else step * counts[n] for n, (_, step) in sizes.items()}
-    shapes = {o.name: {axis: dims[size.name] for axis, size in o.varying.items()} for o in given}
+    shapes = {
+        one.name: {
+            axis: counts[size.name] if size.step == 1 else size.step * counts[size.name]
+            for axis, size in one.varying.items()
+        }
+        for one in given
+    }
     return {name: shapes[name] for name in _names(module) if name in shapes}
 
 

@@ -38,11 +38,18 @@ from linexport.sources.weights import check_finite, named_tensors, parameter_sum
 from linexport.system.untyped import DynamicShapes, Keywords, LibraryObject, Positional
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from linexport.sources.carried_buffers import Buffer
 
 _RETURNS = (
     "It must return (module, args), (module, args, kwargs), (module, args, dynamic_shapes) or "
     "(module, args, kwargs, dynamic_shapes)"
+)
+
+INPUTS_WRITTEN = (
+    "forward writes to tensors that it is given. The artifact leaves its inputs as they are: take "
+    "the new values from its outputs, and have forward return them if it does not."
 )
 
 UNLIKE = 1e-3
@@ -60,6 +67,7 @@ def load_factory(
     whole: bool = False,
     state_dict: str | Path | None = None,
     inputs: Iterable[str] = (),
+    examples: tuple[Tensor, ...] = (),
     stand_ins: bool = False,
 ) -> LoadedModel:
     """Call the function or class that `source` names.
@@ -71,6 +79,7 @@ def load_factory(
         whole: a model of transformers as one plain module; see ``load_model``.
         state_dict: file of weights for the module.
         inputs: example inputs of a module that comes without any; see ``example_inputs``.
+        examples: tensors that such a module runs on, in order, where ``inputs`` are not given.
         stand_ins: make packages of GPU libraries that are not installed; see ``absent``.
 
     Returns:
@@ -107,7 +116,7 @@ def load_factory(
             )
         with _saying(missed):
             return load_module(result, source, whole=whole)
-    given_model, ranges = _with_inputs(result.eval(), given, source, seed, state_dict)
+    given_model, ranges = _with_inputs(result.eval(), given, examples, source, seed, state_dict)
     with _saying(missed):
         loaded = load_module(given_model, source, whole=whole)
     if state_dict is None and isinstance(getattr(factory, "func", factory), type):
@@ -236,6 +245,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 def _with_inputs(
     module: Any,
     given: list[example_inputs.ExampleInput],
+    examples: tuple[Tensor, ...],
     source: str,
     seed: int,
     state_dict: str | Path | None,
@@ -253,6 +263,8 @@ def _with_inputs(
         return (module, args, kwargs) if kwargs else (module, args), ranges
     if is_language_model(module):  # it says itself how it is called
         return (module, ()), {}
+    if examples:
+        return (module, examples), {}
     needed = example_inputs.needed(module) or ["x"]
     shapes = {name: tuple(value.shape) for name, value in named_tensors(module)}
     parts = (type(part).__name__ for part in module.modules() if [*part.parameters(recurse=False)])
@@ -277,9 +289,12 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
             infinite.
     """
     from linexport.sources.carrying import carrying
-    from linexport.sources.first_run import failure, run_once, runs, table_rows
+    from linexport.sources.first_run import failure, outputs_on, run_once, table_rows
     from linexport.sources.half_precision import widened
+    from linexport.sources.kept_inputs import keep_inputs
+    from linexport.sources.own_trees import register_dataclasses
 
+    register_dataclasses(result)
     given = _unpack(location, result)
     module = given.module.eval()
     warnings = _frozen_draws(module)
@@ -305,9 +320,12 @@ def load_module(result: object, location: str, *, whole: bool = False) -> Loaded
     refuse_layers(module)
     gpu_kernels.install(module)
     with gpu_kernels.recorded() as kernels:
-        written = run_once(module, given.args, given.kwargs, location).buffers
-    buffers, one_batch = _carried(given, written, location)
-    chosen = _dims(given, lambda examples: runs(module, *given.split(examples)), one_batch)
+        written = run_once(module, given.args, given.kwargs, location)
+    if written.inputs:
+        keep_inputs(module)
+        warnings = (*warnings, INPUTS_WRITTEN)
+    buffers, one_batch = _carried(given, written.buffers, location)
+    chosen = _dims(given, lambda examples: outputs_on(module, *given.split(examples)), one_batch)
     args, kwargs = given.split(chosen.args)
     args, kwargs, as_given, changed = widened(module, args, kwargs)
     loaded = LoadedModel(

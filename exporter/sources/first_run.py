@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from linexport.sources.callables import user_frame
 from linexport.sources.compiled_extensions import compilation_failure
 from linexport.sources.files import first_line
 from linexport.sources.gpu_failures import gpu_failure
+from linexport.sources.kept_inputs import copies, write_count, write_counts_of
+from linexport.sources.own_trees import check_outputs
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
 from linexport.system.untyped import Keywords, Positional, TorchCallable
@@ -40,11 +42,13 @@ class Writes:
         buffers: registered buffers.
         parameters: parameters.
         attributes: attributes of a module that are neither.
+        inputs: whether a tensor that it was given is among it.
     """
 
     buffers: tuple[str, ...]
     parameters: tuple[str, ...]
     attributes: tuple[str, ...]
+    inputs: bool = False
 
 
 def run_once(
@@ -59,19 +63,23 @@ def run_once(
         name: what the user calls the model.
 
     Raises:
-        UnsupportedModelError: it fails, with the line of the user's code; or it keeps something
-            from one call to the next that is not a buffer.
+        UnsupportedModelError: it fails, with the line of the user's code; it keeps something from
+            one call to the next that is not a buffer; or it returns an unknown class.
     """
     try:
         before, random = _Values(module), torch.get_rng_state()
+        given = copies((args, kwargs))
+        versions = write_counts_of(given)
         with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
-            first = module(*args, **kwargs)
-            written = before.written(module)
-            first = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, first)
+            first = module(*given[0], **given[1])
+            written = replace(before.written(module), inputs=write_counts_of(given) != versions)
+            check_outputs(first, name)
+            first = copies(first)
         draws = not torch.equal(random, torch.get_rng_state())
         if written.attributes and not draws:
+            given = copies((args, kwargs))
             with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
-                second = module(*args, **kwargs)
+                second = module(*given[0], **given[1])
                 _check_alike(first, second, written, name)
     except UnsupportedModelError:
         raise
@@ -113,8 +121,8 @@ class _Values:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._buffers = {n: (b, _version(b), b.detach().clone()) for n, b in _buffers(module)}
-        self._parameters = {n: _version(p) for n, p in _parameters(module)}
+        self._buffers = {n: (b, write_count(b), b.detach().clone()) for n, b in _buffers(module)}
+        self._parameters = {n: write_count(p) for n, p in _parameters(module)}
         self._attributes = dict(_attributes(module))
 
     def written(self, module: nn.Module) -> Writes:
@@ -124,7 +132,7 @@ class _Values:
             tuple(
                 n
                 for n, p in _parameters(module)
-                if self._parameters.get(n, _version(p)) != _version(p)
+                if self._parameters.get(n, write_count(p)) != write_count(p)
             ),
             tuple(n for n, x in _attributes(module) if self._attributes.get(n) != x),
         )
@@ -133,7 +141,7 @@ class _Values:
         if name not in self._buffers:
             return True
         before, version, values = self._buffers[name]
-        if now is not before or _version(now) != version or now.shape != values.shape:
+        if now is not before or write_count(now) != version or now.shape != values.shape:
             return True
         return not torch.equal(now, values)
 
@@ -146,17 +154,12 @@ def _parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(n, p) for n, p in module.named_parameters() if not is_lazy(p)]
 
 
-def _version(value: Tensor) -> int:
-    """Return the number of writes to a tensor; 0 of one that does not count them."""
-    return 0 if value.is_inference() else value._version
-
-
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield attributes of a module and its parts with what tells one value from another."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if isinstance(value, Tensor):
-                mark: Any = (id(value), _version(value))
+                mark: Any = (id(value), write_count(value))
             elif isinstance(value, list | tuple | deque):
                 mark = tuple(map(id, value))
             elif isinstance(value, dict):
@@ -220,14 +223,16 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
             part._buffers[key] = buffer
 
 
-def runs(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a module takes these inputs."""
+def outputs_on(
+    module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[Tensor] | None:
+    """Return the tensors that a module gives for inputs; None where it does not take them."""
     try:
         with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):
-            module(*args, **kwargs)
+            found = module(*args, **kwargs)
     except Exception:
-        return False
-    return True
+        return None
+    return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
 
 
 def first_rows(examples: object) -> int:

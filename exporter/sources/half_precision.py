@@ -14,7 +14,6 @@ inputs widened, float32 where its code names half precision, and regions that do
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from linexport.sources.first_run import buffers_kept
+from linexport.system.copies import copied
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.operators import OperatorMode, dtype_of
@@ -137,7 +137,7 @@ def widened(
     with buffers_kept(module):
         before = given.run(args, kwargs)
     if not given.on_gpu:
-        given = replace(given, module=copy.deepcopy(module))
+        given = replace(given, module=copied(module))
         in_float32(module)
         args, kwargs = pytree.tree_map(wide_tensor, (args, kwargs))
     with torch.no_grad(), control_flow_as_it_is(), buffers_kept(module):

@@ -80,9 +80,9 @@ def load_object(source: object, *, seed: int = 0, whole: bool = False) -> Loaded
     if len(source) not in (2, 3, 4):
         raise UsageError(f"Found a tuple of {len(source)}. {WAYS}")
     location = name_of(original_of(source[0]))
-    copied, *rest = map(_copied, source)
-    assert isinstance(copied, torch.nn.Module)
-    loaded = load_module((uncompiled(copied), *rest), location, whole=whole)
+    own, *rest = map(_copied, source)
+    assert isinstance(own, torch.nn.Module)
+    loaded = load_module((uncompiled(own), *rest), location, whole=whole)
     return replace(loaded, source=replace(loaded.source, kind=KIND))
 
 
@@ -175,6 +175,7 @@ def _copied(value: object) -> object:
     """
     import torch
 
+    from linexport.system.copies import copied
     from linexport.system.torch_internals.trees import pytree
 
     if not isinstance(value, torch.nn.Module):
@@ -182,7 +183,7 @@ def _copied(value: object) -> object:
             lambda x: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x, value
         )
     try:
-        return copy.deepcopy(value).cpu()
+        return copied(value).cpu()
     except Exception as error:  # whatever an attribute of it raises
         raise UsageError(
             f"{name_of(value)} cannot be copied ({first_line(error)}), and conversion changes a "

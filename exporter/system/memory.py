@@ -37,6 +37,12 @@ _MAPS: WeakKeyDictionary[mmap.mmap, int] = WeakKeyDictionary()
 """Files that are mapped, with their addresses."""
 
 
+MIN_TRIM_BYTES = 2**25
+"""Bytes by which a process grows before its freed blocks are worth to be looked for."""
+
+_trimmed = 0
+"""Bytes of this process that were in memory behind the last time, or less since."""
+
 _OWN: list[bool] = []
 """Not empty where linexport may set options of this process's allocator."""
 
@@ -60,14 +66,35 @@ def collect_rarely() -> None:
 
 
 def trim_memory() -> None:
-    """Return freed blocks (with glibc) and the pages of every memory-mapped array to the system."""
+    """Return freed blocks (with glibc) and the pages of every memory-mapped array to the system.
+
+    Blocks are left where the process has not grown by ``MIN_TRIM_BYTES`` since: glibc looks through
+    all of them, and the pages it returns are cleared anew for the next who needs them.
+    """
+    global _trimmed
     for file in list(_MAPS):
         file.madvise(mmap.MADV_DONTNEED)
+    resident = _resident()
+    _trimmed = min(_trimmed, resident)
+    if 0 < resident < _trimmed + MIN_TRIM_BYTES:
+        return
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # another C library
         return
     trim(0)
+    _trimmed = _resident()
+
+
+def _resident() -> int:
+    """Return the bytes of this process that are in memory; 0 where the system does not say."""
+    from pathlib import Path
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * mmap.PAGESIZE
 
 
 @contextmanager

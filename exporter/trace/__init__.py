@@ -19,7 +19,7 @@ import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.graph import states
-from linexport.graph.dims import DimRange
+from linexport.graph.dims import DimRange, follow
 from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.graph.interface import tensor_records
 from linexport.graph.states import State
@@ -27,6 +27,7 @@ from linexport.graph.walk import reached
 from linexport.plugins.ops.registry import all_ops
 from linexport.sources.bounds import bounds_by_name
 from linexport.sources.loaded_model import DecodeModule, LoadedModel
+from linexport.trace.decompositions import stored_matrices
 from linexport.trace.decompositions.expand import expand
 from linexport.trace.decompositions.triangles import mark_triangular
 from linexport.trace.dim_names import length_warnings, limit_to_chunks, name_symbols
@@ -158,7 +159,7 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
         log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
         weights, given = externalize(graph), loaded.graph
         return Traced(graph, weights, given.dims, given.sizes, lines=lines)
-    program = mark_triangular(loaded.program or export_program(loaded))
+    program = mark_triangular(stored_matrices.store(loaded.program or export_program(loaded)))
     reject_nondeterminism(program)
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
@@ -171,6 +172,7 @@ def _trace(loaded: LoadedModel, presents: Sequence[str] = ()) -> Traced:
         log.info("a loop over tokens remains unrolled: %s", reason)
         raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
     dims = scanned_sizes.tie(model, dims)
+    dims = follow(dims)
     expand(model)
     _check_outputs(program, model)
     _check_types(model)
@@ -242,7 +244,8 @@ def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto
         for axis, (size, dim) in enumerate(
             zip(shape, info.type.tensor_type.shape.dim, strict=False)
         ):
-            if not isinstance(size, int) and dim.HasField("dim_value"):
+            # torch may write a number as an expression of sizes that cancel.
+            if dim.HasField("dim_value") and str(size) != str(dim.dim_value):
                 raise BuildError(
                     f"The ONNX graph fixes dimension {axis} of the output {info.name} at "
                     f"{dim.dim_value}, where the traced program has {size}."

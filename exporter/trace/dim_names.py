@@ -1,21 +1,24 @@
 """Names for the dynamic sizes of a program: the user's own, else batch, seq, seq_2 ... by axis.
 
 A size 64 n, where no input has the size n itself, is a dimension whose sizes are multiples:
-"64*n", or "64*seq_blocks" by default.
+"64*n", or "64*seq_blocks" by default. Where one has, it is a dimension that follows from it: "2*h"
+of a decoder's skip from "h".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx
 import torch
+from torch.export.graph_signature import InputSpec
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
+from linexport.graph.monomials import parse
 from linexport.graph.walk import all_graphs
 from linexport.system.torch_internals.sizes import expression, hint, symbols
 from linexport.trace.loops import capture
@@ -33,7 +36,7 @@ def name_symbols(
 
     Raises:
         UnsupportedModelError: a size of an input follows from others in another way than as a
-            multiple of one that no input has.
+            multiple of one.
     """
     own = own_dims(spec)
     names: dict[str, str] = {}
@@ -41,18 +44,19 @@ def name_symbols(
     dims: dict[str, DimRange] = {}
     axes: dict[str, set[int]] = {}
     multiples: dict[str, str] = {}
+    following: dict[str, tuple[int, str]] = {}
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    leaf = -1
-    for entry in program.graph_signature.input_specs:
-        if entry.kind.name != "USER_INPUT":
-            continue
-        leaf += 1
-        value = placeholders[entry.arg.name].meta.get("val")
+    given_by_user = [s.arg.name for s in program.graph_signature.input_specs if _is_users(s)]
+    values = [placeholders[name].meta.get("val") for name in given_by_user]
+    plain = {str(size) for value in values for size in getattr(value, "shape", ())}
+    for leaf, value in enumerate(values):
         for axis, size in enumerate(getattr(value, "shape", ())):
             symbol = str(size)
             axes.setdefault(symbol, set()).add(axis)
             multiple, root = _multiple(symbol) if not isinstance(size, int) else (1, "")
-            if not root or root in names:
+            if multiple > 1 and root in plain:
+                following[symbol] = multiple, root
+            if not root or root in names or symbol in following:
                 continue
             dim = own.get((leaf, axis))
             given = None if dim is None else str(dim.__name__)
@@ -80,7 +84,11 @@ def name_symbols(
     _check_independent(axes, names, multiples)
     placed = {multiples.get(root, root): name for root, name in names.items()}
     batch = batch_dims({SYMBOL.sub(names[_multiple(s)[1]], s): axes[s] for s in placed})
-    return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
+    dims = {n: replace(d, batch=n in batch) for n, d in dims.items()}
+    for multiple, root in following.values():
+        name = f"{multiple}*{names[root]}"
+        dims[name], sizes[name] = dims[names[root]].times(multiple), multiple * sizes[names[root]]
+    return names, dims, sizes
 
 
 def limit_to_chunks(
@@ -130,7 +138,7 @@ def _multiple(size: str) -> tuple[int, str]:
 
 
 def _check_independent(
-    sizes: Iterable[str], names: Mapping[str, str], multiples: Mapping[str, str]
+    sizes: Collection[str], names: Mapping[str, str], multiples: Mapping[str, str]
 ) -> None:
     """Check that every dynamic size is a dimension of its own.
 
@@ -139,15 +147,24 @@ def _check_independent(
     """
     for size in sizes:
         root = _multiple(size)[1]
-        if size.isdecimal() or size == multiples.get(root, root):
+        if size.isdecimal() or size == multiples.get(root, root) or _follows(root, sizes):
             continue
         known = SYMBOL.sub(lambda m: names.get(m[0], m[0]), size)
         raise UnsupportedModelError(
             f"An input has the size {known}, which follows from the size of another dimension. "
-            "linexport takes dimensions that vary by themselves, and multiples such as 64*n of a "
-            "number that no other input has. Derive one input from the other inside the model, or "
-            "give each a Dim of its own."
+            "linexport takes dimensions that vary by themselves, and multiples of one, such as "
+            "2*height. Derive one input from the other inside the model, or give each a Dim of its "
+            "own."
         )
+
+
+def _follows(root: str, sizes: Container[str]) -> bool:
+    """Return whether a multiple of this symbol is one of a size that an input has itself."""
+    return bool(root) and root in sizes
+
+
+def _is_users(spec: InputSpec) -> bool:
+    return spec.kind.name == "USER_INPUT"
 
 
 def own_dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
@@ -212,9 +229,18 @@ def length_warnings(
 
 
 def rename_symbols(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Rename size symbols, in bodies too; a compound expression such as 2*s3 keeps its form."""
+    """Rename size symbols, in bodies too; a compound expression such as 2*s3 keeps its form.
+
+    One that is a symbol or a number at all sizes, such as Min(s3, s3 padded), becomes that.
+    """
     for graph in all_graphs(model):
         for info in [*graph.input, *graph.output, *graph.value_info]:
             for dim in info.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)
+                if not dim.dim_param:
+                    continue
+                dim.dim_param = SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)
+                size = parse(dim.dim_param)
+                if size.known is not None:
+                    dim.dim_value = size.known
+                elif str(size) in names.values():
+                    dim.dim_param = str(size)

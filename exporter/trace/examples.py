@@ -101,7 +101,7 @@ class Slices(TorchFunctionMode):
         kwargs: Keywords | None = None,
     ) -> object:
         if function in (Tensor.__getitem__, Tensor.__setitem__):
-            dim, step, width = step_of(args[1])
+            dim, step, width = step_of(args[1], args[0].dim())
             if step is not None and width > 1 and dim < args[0].dim():
                 self._note(args[0].shape[dim], width, [step])
         found = function(*args, **(kwargs or {}))

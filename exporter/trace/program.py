@@ -8,6 +8,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from linexport.trace.branches import at_other_length, left_by_next
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporter_state import exporting
+from linexport.trace.integer_sizes import integer_sizes
 from linexport.trace.loops import capture
 from linexport.trace.messages import error_summary, explained
 from linexport.trace.metadata import last_frame
@@ -36,21 +38,36 @@ from linexport.trace.stand_ins import StandIns
 
 log = logging.getLogger(__name__)
 
+TRIED: ContextVar[bool] = ContextVar("TRIED", default=False)
+"""True while a model is traced with ``int`` of sizes."""
 
-def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
+RELATED = re.compile(r"must always be (related|equal)")
+SUGGESTED = re.compile(r"^  (?P<name>\w+) = ((?P<number>\d+)\*)?(?P<root>[^\W\d]\w*)$", re.M)
+"""Sentences of torch on two sizes, and the relation that it suggests to write."""
+
+
+def export_program(loaded: LoadedModel, whole: bool = False) -> torch.export.ExportedProgram:
     """Run ``torch.export`` on the module, or on the decode module that is traced in its place.
+
+    Args:
+        loaded: the model.
+        whole: trace a loop over tokens to its end, though few steps of it were not enough.
 
     Raises:
         UnsupportedModelError, BuildError: see ``trace``.
     """
     torch_ops.register_all()
-    if loaded.decode_module is None and has_scans(loaded.module):
+    if loaded.decode_module is None and not whole and has_scans(loaded.module):
         program = _of_few_steps(loaded)
         if program is not None:
             return program
     try:
-        with capture.counted() as counted:
+        with capture.counted(stop=not whole and _refuses_fixed_sizes(loaded)) as counted:
             program = _export(loaded)
+    except capture.LoopFoundError as loop:
+        # A trace in which a loop fixes a size is not used: its steps would be those of the example.
+        rolled = _of_few_steps(loaded, counted, (loop.number,), alike=True)
+        return rolled or export_program(loaded, whole=True)
     except LinexportError:
         raise
     except Exception as error:
@@ -61,7 +78,10 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
             if rolled is not None:
                 return rolled
         if is_frozen:
-            loose = None if counted else _without_names(loaded, error)
+            sized = _of_integer_sizes(loaded, whole)
+            if sized is not None:
+                return sized
+            loose = None if counted else _related(loaded, error) or _without_names(loaded, error)
             if loose is not None:
                 return export_program(loose)
             raise frozen(loaded, error) from error
@@ -81,6 +101,62 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
+
+
+def _refuses_fixed_sizes(loaded: LoadedModel) -> bool:
+    """Return whether torch refuses a trace that fixes a size; it fixes those of ``Dim.AUTO``."""
+    dim, dims = torch.export.Dim, pytree.tree_leaves(loaded.dynamic_shapes)
+    known = (d is None or isinstance(d, dim | int) or d in (dim.DYNAMIC, dim.STATIC) for d in dims)
+    return loaded.decode_module is None and all(known)
+
+
+def _of_integer_sizes(loaded: LoadedModel, whole: bool) -> torch.export.ExportedProgram | None:
+    """Trace a model whose code takes ``int`` of sizes; None where it does not, or that fails."""
+    if TRIED.get():
+        return None
+    token = TRIED.set(True)
+    try:
+        with integer_sizes(loaded.module) as integers:
+            program = export_program(loaded, whole)
+            return program if integers else None
+    except Exception as error:
+        log.info("the model is not traced with integers of sizes: %s", error_summary(error))
+        return None
+    finally:
+        TRIED.reset(token)
+
+
+def _related(loaded: LoadedModel, error: Exception) -> LoadedModel | None:
+    """Return a model whose sizes are related as torch found them to be.
+
+    A decoder adds an image of twice the height to its own: ``H`` of the user is ``2*h``.
+
+    Args:
+        loaded: the model.
+        error: of its trace.
+
+    Returns:
+        The model; None where torch found something else as well, such as a size that is fixed.
+    """
+    said = [line.strip() for line in str(error).splitlines() if line.startswith("  - ")]
+    if not said or not all(RELATED.search(line) for line in said):
+        return None
+    dims = pytree.tree_leaves(loaded.dynamic_shapes)
+    own = {d.__name__: d for d in dims if isinstance(d, torch.export.Dim)}
+    fixes = {
+        fix["name"]: int(fix["number"]) * own[fix["root"]] if fix["number"] else own[fix["root"]]
+        for fix in SUGGESTED.finditer(str(error))
+        if fix["name"] in own and fix["root"] in own
+    }
+    log.info("sizes that follow from others: %s", {n: d.__name__ for n, d in fixes.items()})
+
+    def fixed(dim: object) -> object:
+        return fixes.get(dim.__name__, dim) if isinstance(dim, torch.export.Dim) else dim
+
+    found = pytree.tree_map(
+        fixed, loaded.dynamic_shapes, is_leaf=lambda x: isinstance(x, torch.export.Dim)
+    )
+    return replace(loaded, dynamic_shapes=found) if fixes else None
 
 
 def _without_names(loaded: LoadedModel, error: Exception) -> LoadedModel | None:
@@ -162,17 +238,7 @@ def frozen(
         message = _frozen_message(lambda: _export(loaded), error, loaded.unclear_dims)
     else:
         message = _frozen_loop(counted[0]) if counted else ""
-    return UnsupportedModelError("\n".join(filter(None, [message, _unrolled(loaded), reason])))
-
-
-def _unrolled(loaded: LoadedModel) -> str:
-    """Return what to write for layers that torch exports token by token; "" without any."""
-    layers = (m for m in loaded.module.modules() if isinstance(m, torch.nn.RNNBase))
-    name = next((layer.mode.partition("_")[0] for layer in layers), "")
-    return name and (
-        f"torch.export unrolls nn.{name}: write its loop over tokens with nn.{name}Cell, which is "
-        "converted and streams."
-    )
+    return UnsupportedModelError("\n".join(filter(None, [message, reason])))
 
 
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
@@ -252,6 +318,7 @@ def _of_few_steps(
     loaded: LoadedModel,
     counted: Sequence[capture.TracedCount] = (),
     fixed: Sequence[int] = (),
+    alike: bool = False,
 ) -> torch.export.ExportedProgram | None:
     """Trace a model with a loop over tokens at a few of them; None where that fails as well.
 
@@ -259,8 +326,10 @@ def _of_few_steps(
         loaded: the model.
         counted: numbers of chunks that its loops were seen to count to.
         fixed: sizes that its loops count to; an example with fewer tokens is made longer.
+        alike: whether a loop that counts to another number of steps is refused: no trace has told
+            of it.
     """
-    lengths, chunk = {c.size: n for c in counted if c.size and (n := c.length())}, 1
+    lengths, chunk = dict(found for c in counted if (found := c.length())), 1
     sliced = None if lengths else _slices(loaded)
     if sliced is not None:
         size, chunk = sliced
@@ -278,6 +347,8 @@ def _of_few_steps(
             program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
+        return None
+    if alike and not marks.counts_alike():
         return None
     marked = any(node.target is capture.OPERATOR for node in program.graph.nodes)
     if not marked and not marks.positions:

@@ -23,7 +23,7 @@ from linexport.patches.packages import Function
 from linexport.sources.factory import load_module
 from linexport.trace import length_warnings, trace
 from linexport.trace.loops import capture, reroll
-from tests.support.independent import check_independently
+from tests.support.independent import Independent, check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -103,6 +103,55 @@ class Uneven(Recurrence):
             h = torch.tanh(h) if t == 3 else 0.5 * h + x[:, t]
             out.append(h)
         return torch.stack(out, 1)
+
+
+LENGTHS: list[int | torch.SymInt] = []
+
+
+class Counting(Recurrence):
+    """It notes the length in each step; torch restores attributes that a trace changes.
+
+    A loop over pairs of tokens may be behind that over the tokens.
+    """
+
+    def __init__(self, pairs: bool) -> None:
+        super().__init__()
+        self.pairs = pairs
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            LENGTHS.append(x.shape[1])
+            h = torch.tanh(h) + x[:, t]
+            out.append(h)
+        y = torch.stack(out, 1)
+        if not self.pairs:
+            return y
+        state, sums = torch.zeros_like(x[:, 0]), []
+        for n in range(x.shape[1] // 2):
+            state = torch.tanh(state) + x[:, 2 * n : 2 * n + 2].sum(1)
+            sums.append(state)
+        return y, torch.stack(sums, 1)
+
+
+def test_a_long_example_is_not_traced_to_its_end() -> None:
+    module = Counting(pairs=False).eval()
+    LENGTHS.clear()
+    trace(load_module((module, (torch.randn(2, 300, 8),), DYNAMIC), "loop"))
+    assert sum(isinstance(length, torch.SymInt) for length in LENGTHS) == capture.STEPS
+
+
+def test_loops_of_tokens_and_of_pairs_are_counted_together() -> None:
+    """The first loop alone does not say how many tokens the second takes."""
+    module = Counting(pairs=True).eval()
+    found = trace(load_module((module, (torch.randn(2, 32, 8),), DYNAMIC), "loops"))
+    session = onnxruntime.InferenceSession(found.model.SerializeToString())
+    for length in (16, 40):
+        x = torch.randn(2, length, 8)
+        got = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            for expected, value in zip(module(x), got, strict=True):
+                assert torch.allclose(expected, torch.from_numpy(value), atol=1e-5)
 
 
 def test_a_loop_converts_at_every_length(tmp_path: Path) -> None:
@@ -224,9 +273,10 @@ def test_scans_of_packages_are_swapped_while_a_model_is_traced(
     monkeypatch.setattr(scans, "SCANS", (swap,))
     layer = nn.Identity()
     layer.scan, layer.reads = tree, lambda: tree
+    own = layer.scan  # the name in the closure is swapped as well
     with scans.as_loops(layer):
         assert package.scan is user.imported is layer.scan is layer.reads() is scans.recurrence
-    assert package.scan is user.imported is layer.scan is layer.reads() is tree
+    assert package.scan is user.imported is layer.scan is layer.reads() is own
 
 
 class Cells(nn.Module):
@@ -413,6 +463,18 @@ class Iterated(Chunks):
         return torch.cat(out, 1)
 
 
+class OfNumber(Chunks):
+    """Sixteen chunks, whatever the length: those of performer-pytorch without CUDA, say."""
+
+    def forward(self, x):
+        last, out = 0, []
+        for chunk in self.project(x)[..., :8].chunk(16, dim=1):
+            total = last + chunk.cumsum(1)
+            out.append(total / (1 + total.abs()))
+            last = total[:, -1:]
+        return torch.cat(out, dim=1)
+
+
 class UnevenChunks(Chunks):
     """The fourth chunk is another one."""
 
@@ -462,6 +524,16 @@ def test_loops_over_slices_are_fused(kind: type[nn.Module], dim: object, rule: s
     assert "Scan" not in {node.op_type for node in rewritten.model.graph.node}
 
 
+@pytest.mark.parametrize("tokens", [5, 12, 24])
+def test_a_loop_over_a_number_of_chunks_takes_every_length(tokens: int, tmp_path: Path) -> None:
+    """Beyond sixteen tokens each chunk has several."""
+    module = OfNumber().eval()
+    source = load_module((module, (torch.randn(2, tokens, 8),), DYNAMIC), "loop")
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.streaming.passed
+    check_independently(tmp_path / "artifact", module, 8)
+
+
 @pytest.mark.slow
 def test_a_loop_over_slices_converts(tmp_path: Path) -> None:
     module = Chunks().eval()
@@ -505,3 +577,51 @@ def test_inputs_that_a_loop_reads_together_have_one_length(named: bool) -> None:
     (got,) = session.run(None, {"x": x.numpy(), "reset": reset.numpy()})
     expected = Resets()(x.double(), reset.double())
     torch.testing.assert_close(torch.from_numpy(got).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+class Halves(nn.Module):
+    """A step that cuts its state, and is not linear: the loop is kept, with its state."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, out = x.new_zeros(x.shape[0], 8), []
+        for t in range(x.shape[1]):
+            first, second = state.chunk(2, -1)
+            state = torch.tanh(torch.cat([second + x[:, t, :4], first * x[:, t, 4:]], -1))
+            out.append(state)
+        return torch.stack(out, 1)
+
+
+def test_a_kept_loop_whose_step_cuts_its_state_streams(tmp_path: Path) -> None:
+    loaded = load_module((Halves(), (torch.randn(2, 9, 8),)), "halves:make")
+    manifest = linexport.convert(loaded, tmp_path / "a", target="onnx", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.streaming.passed
+    check_independently(tmp_path / "a", Halves(), 8)
+
+
+class Normalized(nn.Module):
+    """RetNet's recurrence: a state that is normalised by a sum of powers, of no token."""
+
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        out = []
+        for t in range(x.shape[1]):
+            more = scale.square() * 0.75 + 1
+            state = state * (scale.square() * 0.75 / more) + x[:, t] / more
+            scale = more.sqrt()
+            out.append(torch.tanh(state))
+        return torch.stack(out, 1), state, scale
+
+
+def test_a_state_of_no_token_is_carried(tmp_path: Path) -> None:
+    examples = torch.randn(2, 9, 8), torch.randn(2, 8), torch.rand(2, 8)
+    loaded = load_module((Normalized(), examples), "normalized:make")
+    manifest = linexport.convert(loaded, tmp_path / "a", target="onnx", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.streaming.passed
+    found, x = Independent(tmp_path / "a"), torch.randn(3, 70, 8)
+    rows = [torch.randn(3, 8), torch.rand(3, 8)]
+    expected = Normalized()(*(a.double() for a in (x, *rows)))
+    for sizes in ([70], [1] * 70, [3, 60, 7]):
+        got = found.outputs(x.numpy(), sizes, [a.numpy() for a in rows])
+        for one, exact in zip(got, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(one).double(), exact, rtol=1e-5, atol=1e-5)

@@ -69,6 +69,27 @@ def nothing_compiled() -> None:
     compiled.clear()
 
 
+class Doubled(nn.Linear):
+    """A layer whose forward may be exchanged."""
+
+    def twice(self, x: Tensor) -> Tensor:
+        """(B, 4)."""
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["forward", "twice"])
+def test_a_forward_that_was_compiled_by_itself_runs_the_weights_of_its_module(method: str) -> None:
+    module = nn.Sequential(Doubled(4, 4))
+    module[0].forward = torch.compile(getattr(module[0], method), backend=backend)
+    loaded = load_object((module, (torch.ones(2, 4),))).module.double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    exact = F.linear(x, loaded[0].weight, loaded[0].bias) * (2 if method == "twice" else 1)
+    torch.testing.assert_close(loaded(x), exact)
+    assert not compiled
+    module(torch.ones(2, 4))
+    assert compiled
+
+
 def test_nothing_is_compiled_while_a_model_is_loaded() -> None:
     x = torch.randn(3, 4)
     for loaded in (load_factory(f"{__name__}:build", seed=0), load_object(build())):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.export import Dim
 
-from linexport.errors import UnsupportedModelError
+import linexport
 from linexport.sources.default_dims import default_dims
 from linexport.sources.factory import load_module
 from linexport.trace import trace
@@ -50,6 +52,33 @@ def test_an_image_of_each_step_has_the_size_of_the_sequence() -> None:
     (chosen,) = default_dims((observed,)).dynamic_shapes
     assert chosen == {"image": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "state": BOTH}
     assert default_dims((zeros(2, 3, 5, 8, 8), zeros(2, 6, 7))).dynamic_shapes == (BATCH, BOTH)
+
+
+def test_a_stack_of_states_has_its_batch_behind_the_layers() -> None:
+    x, states = zeros(3, 5, 8), zeros(2, 3, 4, 8, 8)
+    assert default_dims((x, states)).dynamic_shapes == (BOTH, {1: Dim.DYNAMIC})
+    assert default_dims((x, zeros(2, 3, 8))).dynamic_shapes == (BOTH, {1: Dim.DYNAMIC})
+    one = default_dims((zeros(1, 5, 8), zeros(2, 1, 4, 8, 8)))
+    assert [tuple(t.shape) for t in one.args] == [(2, 5, 8), (2, 2, 4, 8, 8)]
+
+
+def test_a_tensor_without_a_batch_is_constant_where_others_take_more_rows() -> None:
+    examples = (zeros(3, 5, 8), zeros(4, 8, 8))
+    chosen = default_dims(examples, lambda args: [] if args[1].shape == (4, 8, 8) else None)
+    assert chosen.dynamic_shapes == (BOTH, None)
+    assert "(4, 8, 8) are constant" in chosen.warnings[-1]
+    assert default_dims(examples, lambda args: None).dynamic_shapes == (None, None)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_as_many_layers_as_rows_are_told_apart_by_running(place: int) -> None:
+    def runs(examples: Any) -> list[torch.Tensor] | None:
+        x, states = examples
+        same = states.shape[place] == x.shape[0] and states.shape[1 - place] == 2
+        return [] if same else None
+
+    chosen = default_dims((zeros(2, 5, 8), zeros(2, 2, 4, 8)), runs)
+    assert chosen.dynamic_shapes == (BOTH, {place: Dim.DYNAMIC})
 
 
 def test_nested_and_constant_arguments() -> None:
@@ -168,17 +197,97 @@ def test_two_sequences_of_their_own_vary_both() -> None:
         assert load_module((Cross(), (x, memory)), "c:m").dynamic_shapes == (BOTH, BOTH)
 
 
-def test_where_running_does_not_tell_the_reason_is_the_error() -> None:
-    """A model of whole chunks of 64 takes no other length that is tried."""
+def test_a_model_of_one_length_is_taken_as_that() -> None:
+    """Tokens as many as channels, and no other number of them runs."""
 
-    class Chunks(torch.nn.Module):
+    class Fixed(torch.nn.Module):
         def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
             assert x.shape[1] == 8
             return x * times[..., None]
 
-    loaded = load_module((Chunks(), (zeros(2, 8, 8), zeros(2, 8))), "chunks:make")
-    with pytest.raises(UnsupportedModelError) as refused:
-        trace(loaded)
-    assert "(batch, 8) is constant: 8 is a width as well as a length" in str(refused.value)
-    assert "Python loop" not in str(refused.value)
-    assert "test_load_default_dims.py" in str(refused.value)
+    loaded = load_module((Fixed(), (zeros(2, 8, 8), zeros(2, 8))), "fixed:make")
+    assert loaded.dynamic_shapes == (BATCH, BATCH)
+    assert "dim 1 of the inputs where it is 8 is constant" in loaded.warnings
+    trace(loaded)
+
+
+def test_a_model_at_its_longest_takes_shorter_ones() -> None:
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return (x + self.table[: x.shape[1]]) * scale[:, None]
+
+    loaded = load_module((Positions(), (zeros(2, 8, 8), zeros(2, 8))), "positions:make")
+    assert loaded.dynamic_shapes == (BOTH, BATCH)
+
+
+class Rows(torch.nn.Module):
+    """RWKV-4's state: rows that are read by number, and returned."""
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, last = state[:, 0], state[:, 1]
+        late = torch.cat([last[:, None], x[:, :-1]], 1)
+        sums = sums[:, None] + (x * late).cumsum(1)
+        return sums, torch.stack([sums[:, -1], x[:, -1]], 1)
+
+
+def test_rows_of_a_state_that_are_read_by_number_do_not_vary() -> None:
+    for examples in ((zeros(2, 5, 8), zeros(2, 2, 8)), (torch.randn(2, 9, 2), zeros(2, 2, 2))):
+        assert load_module((Rows(), examples), "rows:make").dynamic_shapes == (BOTH, BATCH)
+
+
+class Step(torch.nn.Module):
+    """One step of Mamba's recurrence, as ``mamba_ssm`` writes it: caches are changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps, self.rate = torch.nn.Parameter(torch.rand(8, 4)), torch.nn.Linear(8, 8)
+
+    def forward(
+        self, x: torch.Tensor, conv: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = x.squeeze(1)
+        conv.copy_(torch.roll(conv, shifts=-1, dims=-1))
+        conv[:, :, -1] = x
+        x = (conv * self.taps).sum(-1)
+        state.copy_(state * self.rate(x).sigmoid()[..., None] + x[..., None])
+        return state.sum(-1, keepdim=True).mT, conv, state
+
+
+def test_a_step_that_changes_its_caches_converts(tmp_path: Path) -> None:
+    """The caller's tensors are what they were, in each run of the comparison."""
+    torch.manual_seed(0)
+    module, caches = Step().eval(), (torch.randn(2, 8, 4), torch.randn(2, 8, 3))
+    before = [c.clone() for c in caches]
+    loaded = load_module((module, (torch.randn(2, 1, 8), *caches)), "step:make")
+    assert loaded.dynamic_shapes == (BATCH, BATCH, BATCH)
+    assert any("writes to tensors that it is given" in text for text in loaded.warnings)
+    manifest = linexport.convert(loaded, tmp_path / "a", bench=False, threads=1)
+    assert manifest.status == "ok"
+    assert all(torch.equal(*pair) for pair in zip(before, caches, strict=True))
+    given = [torch.randn(3, *shape) for shape in ((1, 8), (8, 4), (8, 3))]
+    with torch.no_grad():
+        expected = module(*(x.clone() for x in given))
+    found = linexport.load(tmp_path / "a").run(*(x.numpy() for x in given))
+    for one, exact in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(one, exact.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_caches_of_several_layers_are_tried_by_their_sizes() -> None:
+    """Token ids beside a list of pairs, whose dim 1 has channels."""
+
+    class Layers(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, caches: Any) -> Any:
+            x, new = ids[..., None] + torch.zeros(6), []
+            for conv, sums in caches:
+                long = torch.cat([conv, x.mT], -1)
+                x = long[..., :-2].mT + sums[:, None].mean(-1) + x
+                new.append((long[..., -2:], sums + x.sum(1)[..., None]))
+            return x, new
+
+    caches = [(zeros(2, 6, 2), zeros(2, 6, 4)) for _ in range(3)]
+    loaded = load_module((Layers(), (zeros(2, 9, dtype=torch.int64), caches)), "layers:make")
+    assert loaded.dynamic_shapes == (BOTH, [(BATCH, BATCH)] * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import linexport
 from linexport.errors import UsageError
 from linexport.sources import load_model
 from linexport.sources.objects import with_examples
+from linexport.system.copies import copied
 from tests.support.families import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,3 +194,38 @@ def test_a_module_that_cannot_be_copied_is_refused() -> None:
     module.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"cannot be copied .* Give a function"):
         load_model((module, (example(),)))
+
+
+class Kept(Attention):
+    """Attention with a weight, a table and a map that autograd knows the origin of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.utils.weight_norm(self.project, dim=None)
+        self.out = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+        self.tables = [self.scale.exp()]
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        self.last = super().forward(x, scale)
+        return self.out(self.last) * self.tables[0]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # weight_norm is the old one on purpose
+def test_a_module_that_keeps_what_it_computed_converts(tmp_path: Path) -> None:
+    module = Kept()
+    module(example()).sum().backward()
+    module.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        manifest = linexport.convert(module, tmp_path / "a", args=(example(),), bench=False)
+    assert manifest.status == "ok" and "streams" in repr(manifest)
+    assert not any("float64" in warning for warning in manifest.warnings)
+    assert module.project.weight.grad_fn and module.tables[0].grad_fn, "the original is as it was"
+    x = torch.randn(3, 37, WIDTH)
+    with torch.no_grad():
+        expected = copied(module).double()
+        expected.tables = [expected.scale.exp()]
+        y = expected(x.double()).numpy()
+    found = manifest.load().run(x.numpy())["output"]
+    np.testing.assert_allclose(found, y, atol=1e-5 * np.abs(y).max())

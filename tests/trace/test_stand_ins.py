@@ -10,7 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import Dim
 
+from linexport.sources.factory import load_module
+from linexport.trace import trace
 from tests.support.pieces import rewritten
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,6 +45,52 @@ class Applied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+def _sized(sizes: torch.Size) -> torch.Size:
+    if not isinstance(sizes, torch.Size):
+        raise TypeError(f"expected torch.Size, found {type(sizes)}")
+    return sizes
+
+
+REST = (-1,)
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "1d": lambda x: F.adaptive_avg_pool1d(x.flatten(2), 5),
+    "2d": nn.AdaptiveAvgPool2d((3, 4)),
+    "2d of one size": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "2d of one axis": nn.AdaptiveAvgPool2d((None, 3)),
+    "2d beside a mean": nn.AdaptiveAvgPool2d((1, 3)),
+    "3d": lambda x: F.adaptive_avg_pool3d(x[:, None], (2, 3, 2)),
+    "maxima 1d": nn.Sequential(nn.Flatten(2), nn.AdaptiveMaxPool1d(5)),
+    "maxima 2d": nn.AdaptiveMaxPool2d((3, 4)),
+    "maxima 2d of one axis": lambda x: F.adaptive_max_pool2d(x, (1, 3)),
+    "maxima 3d": lambda x: F.adaptive_max_pool3d(x[:, None], (2, 3, 2)),
+    "one maximum": nn.AdaptiveMaxPool2d(1),
+    "number of pixels": lambda x: x.reshape(*x.shape[:2], x.shape[2:].numel()).softmax(-1),
+    "sizes by their class": lambda x: x.flatten(2).expand(_sized(x.shape[:2]) + REST) * 2,
+    "more sizes": lambda x: x / (x.shape + REST).numel() / (REST + x.shape[2:]).numel(),
+    "number of values": lambda x: x.flatten() / x.size().numel(),
+    "half": lambda x: F.adaptive_avg_pool2d(x.half(), 3),
+}
+
+
+class OfImages(Applied):
+    def __init__(self, name: str) -> None:
+        nn.Module.__init__(self)
+        self.function = IMAGES[name]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_function_of_images_is_exported_for_any_size(name: str) -> None:
+    shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},)
+    traced = trace(load_module((OfImages(name), (torch.randn(2, 4, 9, 6),), shapes), name))
+    session = onnxruntime.InferenceSession(traced.model.SerializeToString())
+    for batch, height, width in ((1, 7, 8), (3, 2, 3), (2, 31, 64)):
+        x = torch.randn(batch, 4, height, width)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        expected = IMAGES[name](x)
+        limit = 2e-3 if expected.dtype == torch.float16 else 1e-5
+        np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,6 +203,25 @@ def load_model_of(
 
     source = Source("factory", "here", None, "a module")
     return LoadedModel(module.eval(), args, {}, shapes or default_dims(args).dynamic_shapes, source)
+
+
+def test_torch_has_no_log_of_events_but_its_own() -> None:
+    """A handler has it work out all events, and pytest gives it one."""
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            events.append(record)
+
+    events: list[logging.LogRecord] = []
+    log, handler = logging.getLogger("torch.__trace"), Kept()
+    log.addHandler(handler)
+    try:
+        trace.trace(load_module((torch.nn.Linear(4, 4), (torch.ones(2, 4),)), "linear"))
+        assert not events and handler in log.handlers
+        torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),))
+        assert events
+    finally:
+        log.removeHandler(handler)
 
 
 def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(

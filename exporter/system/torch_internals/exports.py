@@ -115,6 +115,7 @@ LOGS = {
     "sizes": "torch.fx.experimental.symbolic_shapes",
     "trace": "torch.export._trace",
     "values": "torch._subclasses.fake_tensor",
+    "events": "torch.__trace",
 }
 """Names of torch's own logs; a log of another name is not silenced, or not read."""
 

@@ -41,20 +41,23 @@ Symbol = Any
 
 Size = int | torch.SymInt
 
+Symbolic = torch.SymInt | torch.SymFloat
+"""A size, or a quotient of sizes."""
 
-def expression(size: torch.SymInt) -> TorchInternal:
+
+def expression(size: Symbolic) -> TorchInternal:
     """Return what a size is, as an expression of sympy."""
     return _node(size, "expr")
 
 
 def symbols(size: object) -> set[Symbol]:
-    """Return the symbols in a size; none in a number."""
-    if not isinstance(size, torch.SymInt) or is_constant(size):
+    """Return the symbols in a size, or in a quotient of sizes; none in a number."""
+    if not isinstance(size, Symbolic) or is_constant(size):
         return set()
     return {*expression(size).free_symbols}
 
 
-def is_constant(size: torch.SymInt) -> bool:
+def is_constant(size: Symbolic) -> bool:
     """Return whether a size is a number that torch wraps."""
     return bool(_node(size, "is_constant")())
 
@@ -63,6 +66,11 @@ def hint(size: torch.SymInt) -> int | None:
     """Return a size in the example; None where it is not known."""
     found = _node(size, "hint")
     return None if found is None else int(found)
+
+
+def fraction(quotient: torch.SymFloat) -> float:
+    """Return a quotient of sizes in the example."""
+    return float(_node(quotient, "hint"))
 
 
 def fixed(size: torch.SymInt) -> int:
@@ -76,13 +84,13 @@ def varies(size: torch.SymInt) -> bool:
     return bool(limits.lower != limits.upper)
 
 
-def example(size: torch.SymInt, symbol: Symbol) -> int | None:
+def example(size: Symbolic, symbol: Symbol) -> int | None:
     """Return what a symbol is in the example of the trace that a size belongs to."""
     found = _environment(size, "backed_var_to_val").get(symbol)
     return None if found is None else int(found)
 
 
-def as_size(size: torch.SymInt, symbol: Symbol, number: int) -> torch.SymInt:
+def as_size(size: Symbolic, symbol: Symbol, number: int) -> torch.SymInt:
     """Return a symbol of the same trace as a size, which is ``number`` in the example."""
     found: torch.SymInt = _environment(size, "create_symintnode")(symbol, hint=number)
     return found
@@ -134,11 +142,11 @@ def no_new_guards(sizes: Iterable[torch.SymInt]) -> Iterator[None]:
         yield
 
 
-def _node(size: torch.SymInt, name: str) -> TorchInternal:
+def _node(size: Symbolic, name: str) -> TorchInternal:
     return NODE.of(SIZE.of(size, "node"), name)
 
 
-def _environment(size: torch.SymInt, name: str) -> TorchInternal:
+def _environment(size: Symbolic, name: str) -> TorchInternal:
     return ENVIRONMENT.of(_node(size, "shape_env"), name)
 
 

@@ -116,13 +116,43 @@ class LoopBody:
         node = self.unrolled.producer.get(name)
         if node is None or self.unrolled.number(name) is not None:
             return None
-        known = self.ends.get(self.unrolled.one(name))
+        known = self.ends.get(self.unrolled.one(name)) or self._state_behind(name)
         if node.op_type != "SequenceAt" or known is not None:
             return known
         sequence = self.ends.get(self.unrolled.one(node.input[0]))
         if sequence is None or self.unrolled.number(node.input[1]) is None:
             return None
         return self._copy(node, [sequence, node.input[1]])[0]
+
+    def _state_behind(self, name: str) -> str | None:
+        """Return the name in the body of a state behind the last step, where a value is one.
+
+        Where a step reads what it was before, no result is computed of it.
+        """
+        last = self.unrolled.one(name)
+        for state in self.states:
+            if not state.after[-1] and self._follows(state.after[-2], last):
+                self._value((*state.after[:-1], last))
+                return self.ends.get(last)
+        return None
+
+    def _follows(self, one: str, next: str) -> bool:
+        """Return whether a value is at the last step what another is one step before it."""
+        if one == next:
+            return self.unrolled.stamps.get(one, -1) < 0  # is of no token, so of no step
+        if any(k.steps[-2:] == (one, next) for known in self._known.values() for k in known):
+            return True
+        producers = [self.unrolled.producer.get(x) for x in (one, next)]
+        first, second = producers
+        if first is None or second is None:
+            return False
+        token = self.unrolled.token(first)
+        if token is not None:
+            return self.unrolled.token(second) == token._replace(number=token.number + 1)
+        inputs = zip(first.input, second.input, strict=False)
+        return alike(first, second) and all(
+            self._follows(self.unrolled.one(a), self.unrolled.one(b)) for a, b in inputs
+        )
 
     def begin_at_first(self) -> None:
         """Read tokens from the first one on."""
@@ -306,7 +336,8 @@ class LoopBody:
     def _state(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return the state that a step takes over from the one before it."""
         own = self._is_taken_over(known) and not self._is_computed(steps, known, producers)
-        if not own and not self._is_behind(known, producers):
+        others = self._is_behind, self._is_iterated
+        if not own and not any(holds(known, producers) for holds in others):
             return ""
         name = self.fresh("state")
         self.declare(name, known[1])
@@ -329,6 +360,29 @@ class LoopBody:
             return False
         same = [p for p in producers if p is not None and alike(p, producers[1])]
         return len(same) == len(producers) - 1 and same[0] is producers[1]
+
+    def _is_iterated(self, known: list[str], producers: list) -> bool:
+        """Return whether each of these is the same function of the one before it, of no token.
+
+        So is a sum of powers by which a retention is normalised.
+        """
+        if any(self.unrolled.stamps.get(s, -1) >= 0 for s in known) or None in producers[1:]:
+            return False
+        begins = producers[0] is None or not alike(producers[0], producers[1])
+        same = all(alike(p, producers[1]) for p in producers[1:])
+        return begins and same and all(map(self._reads, known[1:], known))
+
+    def _reads(self, name: str, source: str) -> bool:
+        """Return whether a value is computed of another one."""
+        waiting, seen = [name], {name}
+        while waiting:
+            node = self.unrolled.producer.get(waiting.pop())
+            given = {self.unrolled.one(i) for i in node.input} - seen if node is not None else set()
+            if source in given:
+                return True
+            seen |= given
+            waiting += given
+        return False
 
     def _is_computed(self, steps: Steps, known: list[str], producers: list) -> bool:
         """Return whether the same operator computes these of states that begin in another way.

@@ -13,7 +13,7 @@ Everything else of the model is traced with that symbol.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -74,33 +74,57 @@ def _schema() -> onnx.defs.OpSchema:
     )
 
 
+class LoopFoundError(BaseException):
+    """A loop that counts to a size. It ends a trace, and no model that catches errors stops it.
+
+    Attributes:
+        number: of steps in the example.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 @contextmanager
-def counted() -> Iterator[list[TracedCount]]:
+def counted(stop: bool = False) -> Iterator[list[TracedCount]]:
     """Note the sizes that loops count to, besides whole dimensions.
 
     torch takes it that such a loop always runs as often as for the example.
+
+    Args:
+        stop: at the first size that a loop counts to, whole dimensions included.
+
+    Raises:
+        LoopFoundError: there is one, and the trace stops at it.
     """
     found: list[TracedCount] = []
 
     def count(size: torch.SymInt) -> int:
-        names, number = sizes.symbols(size), sizes.fixed(size)
-        varies = len(names) == 1 and sizes.varies(size)
-        expression = sizes.expression(size)
+        names, expression = sizes.symbols(size), sizes.expression(size)
+        varies = bool(names) and sizes.varies(size)
+        number = sizes.fixed(size)
         if varies and not expression.is_symbol:
-            (name,) = names
-            stack = traceback.extract_stack()
-            found.append(TracedCount(expression, name, sizes.example(size, name), number, stack))
+            examples = {name: sizes.example(size, name) for name in names}
+            found.append(TracedCount(expression, examples, number, traceback.extract_stack()))
+        if stop and varies and len(names) == 1:
+            raise LoopFoundError(number)
         return number
 
-    with sizes.counting_by(count), _Iterated():
+    with sizes.counting_by(count), _Iterated(found):
         yield found
 
 
 class _Iterated(TorchFunctionMode):
     """Loops over the elements of a tensor count to their number, as ``range`` does.
 
-    torch fixes that number without asking for it as an integer of Python.
+    torch fixes that number without asking for it as an integer of Python, and that of chunks where
+    there are fewer tokens than chunks, or no whole number of tokens in each.
     """
+
+    def __init__(self, found: list[TracedCount]) -> None:
+        super().__init__()
+        self.found = found
 
     def __torch_function__(
         self,
@@ -112,29 +136,46 @@ class _Iterated(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in (Tensor.__iter__, Tensor.unbind, torch.unbind):
             self._count(*args, **kwargs)
-        return function(*args, **kwargs)
+        given = function(*args, **kwargs)
+        if function in (Tensor.chunk, torch.chunk):
+            self._count_chunks(len(given), *args, **kwargs)
+        return given
 
     def _count(self, input: Tensor, dim: int = 0) -> None:
         if input.dim() and isinstance(input.shape[dim], torch.SymInt):
             int(input.shape[dim])
 
+    def _count_chunks(self, number: int, input: Tensor, chunks: int, dim: int = 0) -> None:
+        size = input.shape[dim]
+        if number != chunks and isinstance(size, torch.SymInt):
+            examples = {name: sizes.example(size, name) for name in sizes.symbols(size)}
+            stack = traceback.extract_stack()
+            self.found.append(TracedCount(sizes.expression(size), examples, number, stack))
+
 
 class TracedCount(NamedTuple):
-    """A number of steps, as an expression in the size of a dimension."""
+    """A number of steps, as an expression in the sizes of dimensions."""
 
     steps: Any
-    symbol: Any
-    size: int | None
-    """The size of the dimension in the example."""
+    examples: Mapping[Any, int | None]
+    """The size in the example of each dimension, by its symbol."""
     number: int
     """Number of steps in the example."""
     stack: traceback.StackSummary
     """Where it is counted."""
 
-    def length(self) -> int | None:
-        """Return a size of the dimension for which there are ``STEPS``."""
-        sizes = (STEPS * chunk for chunk in range(2, LONGEST_CHUNK + 1))
-        return next((n for n in sizes if self.steps.subs(self.symbol, n) == STEPS), None)
+    def length(self) -> tuple[int, int] | None:
+        """Return the size of a dimension, and another for which there are ``STEPS``.
+
+        None where no size gives so many, or several dimensions say how many there are: of an image,
+        all pixels are steps.
+        """
+        if len(self.examples) != 1:
+            return None
+        ((symbol, size),) = self.examples.items()
+        lengths = (STEPS * chunk for chunk in range(1, LONGEST_CHUNK + 1))
+        found = next((n for n in lengths if self.steps.subs(symbol, n) == STEPS), None)
+        return (size, found) if size and found else None
 
 
 def width_of(size: int | torch.SymInt) -> int | None:
@@ -207,9 +248,16 @@ class Marks(TorchFunctionMode):
             self._flush([*args, *kwargs.values()])
         return function(*args, **kwargs)
 
+    def counts_alike(self) -> bool:
+        """Return whether all loops counted to as many steps as a list needs to be marked."""
+        return all(sizes.hint(size) in (STEPS - 1, STEPS) for size in self.counted)
+
     def length(self, count: int) -> torch.SymInt | None:
-        """Return the size that a list of this many steps has, if a loop counted to it."""
-        for size in self.counted:
+        """Return the size that a list of this many steps has, if a loop counted to it.
+
+        Of several, height and width of an image, it is the last: the list is made by that loop.
+        """
+        for size in reversed(self.counted):
             if sizes.hint(size) == count:
                 return size
             if sizes.hint(size) == count * self.chunk:
@@ -277,6 +325,17 @@ class Marks(TorchFunctionMode):
             return NotImplemented
         return tuple(tensor.narrow(dim, t, size) for t in range(0, whole, size))
 
+    def chunks(self, input: Tensor, chunks: int, dim: int = 0) -> Any:
+        """Return chunks of one token where there are no more tokens than chunks.
+
+        Of more tokens each chunk has several: that they are to the model as single ones, the
+        comparison with the original shows.
+        """
+        size = input.shape[dim]
+        if isinstance(size, int) or (sizes.hint(size) or chunks + 1) > chunks:
+            return NotImplemented
+        return tuple(input.narrow(dim, t, 1) for t in range(size))
+
     def iterate(self, tensor: Tensor) -> Any:
         """Iterate over a symbolic dimension."""
         found = self.unbind(tensor) if tensor.dim() else NotImplemented
@@ -284,7 +343,7 @@ class Marks(TorchFunctionMode):
 
     def write(self, tensor: Tensor, index: object, value: object) -> Any:
         """Collect ``y[:, t] = value``; after the last step, y is what was collected."""
-        dim, step, width = step_of(index)
+        dim, step, width = step_of(index, tensor.dim())
         length: Any = tensor.shape[dim] if dim < tensor.dim() else 0
         number = None if isinstance(length, int) else sizes.hint(length)
         if step is None or number is None:
@@ -309,7 +368,7 @@ class Marks(TorchFunctionMode):
     def read(self, tensor: Tensor, index: object) -> Any:
         """Return a step that was written in the loop before."""
         writes = self.written.get(id(tensor))
-        dim, step, width = step_of(index)
+        dim, step, width = step_of(index, tensor.dim())
         if writes is None or (dim, width) != (writes.dim, writes.width):
             return NotImplemented
         return writes.steps.get(step, NotImplemented)
@@ -338,16 +397,22 @@ class _Writes:
         return self.tensor.narrow(self.dim, step * self.width, self.width)
 
 
-def step_of(index: object) -> tuple[int, int | None, int]:
-    """Return the dimension and the number of an index such as ``[:, t]`` or ``[:, 8:16]``.
+def step_of(index: object, rank: int) -> tuple[int, int | None, int]:
+    """Return the dimension and the number of an index: ``[:, t]``, ``[..., t]``, ``[:, 8:16]``.
 
     The width of a slice is the third; its number is that among slices of its width.
+
+    Args:
+        index: as ``Tensor.__getitem__`` takes it.
+        rank: of the tensor.
     """
     parts = index if isinstance(index, tuple) else (index,)
     numbers = [(i, p) for i, p in enumerate(parts) if p is not Ellipsis and p != slice(None)]
-    if len(numbers) != 1 or Ellipsis in parts[: numbers[0][0]]:
+    if len(numbers) != 1:
         return 0, None, 0
     place, number = numbers[0]
+    if Ellipsis in parts[:place]:
+        place += rank - len(parts)
     if type(number) is int and number >= 0:
         return place, number, 0
     if isinstance(number, slice) and type(number.start) is type(number.stop) is int:
@@ -366,6 +431,8 @@ HANDLERS: dict[Any, Any] = {
     Tensor.new_tensor: Marks.numbers,
     torch.unbind: Marks.unbind,
     Tensor.unbind: Marks.unbind,
+    torch.chunk: Marks.chunks,
+    Tensor.chunk: Marks.chunks,
     torch.split: Marks.split,
     Tensor.split: Marks.split,
     Tensor.__iter__: Marks.iterate,

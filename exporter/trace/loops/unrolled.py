@@ -13,6 +13,9 @@ from onnx import helper, numpy_helper
 
 from linexport.trace.loops.capture import DOMAIN, LONGEST_CHUNK
 
+COMPARED = 256
+"""Bytes of constants up to which equal ones are one: each step pads by numbers of its own."""
+
 
 class Token(NamedTuple):
     """One element of a tensor along an axis whose length varies, or one chunk of elements."""
@@ -42,11 +45,14 @@ class Unrolled:
         self.stamps: dict[str, int] = {}
         self._numbers: dict[object, str] = {}
         self._same: dict[str, str] = {}
+        for name in self.constants:
+            key = self._constant_key(name)
+            self._same[name] = name if key is None else self._numbers.setdefault(key, name)
         for node in graph.node:
             self._number(node)
 
     def one(self, name: str) -> str:
-        """Return one name for all values that are computed in the same way."""
+        """Return one name for all values that are computed in the same way, or equal constants."""
         return self._same.get(name, name)
 
     def number(self, name: str) -> np.ndarray | None:
@@ -98,10 +104,9 @@ class Unrolled:
     def _number(self, node: onnx.NodeProto) -> None:
         """Name equal values alike, and find the last token that each depends on."""
         inputs = [self.one(i) for i in node.input]
-        given = [self._constant_key(i) or i for i in inputs]
         attributes = tuple(a.SerializeToString() for a in node.attribute)
         for i, output in enumerate(node.output):
-            key = (node.domain, node.op_type, attributes, tuple(given), i)
+            key = (node.domain, node.op_type, attributes, tuple(inputs), i)
             self._same[output] = self._numbers.setdefault(key, output)
         stamps = [self.stamps.get(i, -1) for i in inputs]
         if node.op_type == "Shape" or node.domain == DOMAIN:
@@ -116,7 +121,7 @@ class Unrolled:
 
     def _constant_key(self, name: str) -> tuple[int, tuple[int, ...], bytes] | None:
         found = self.constants.get(name)
-        if found is None or not self._small(name):
+        if found is None or not 0 < len(found.raw_data) <= COMPARED:
             return None
         return found.data_type, tuple(found.dims), found.raw_data
 

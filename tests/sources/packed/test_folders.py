@@ -75,7 +75,7 @@ def test_the_model_has_the_numbers_that_are_stored(folders: tuple[str, Path, Pat
 def test_such_a_folder_converts_and_equals_the_float_model(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    few, floats = quantise(model_folder("falcon_h1"), tmp_path, *FORMATS["gptq-act-order"])
+    few, floats = quantise(model_folder("mamba2"), tmp_path, *FORMATS["gptq-act-order"])
     check_converted(few, floats, tmp_path / "artifact", "GPTQ")
 
 
