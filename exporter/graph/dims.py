@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ PAST = "past"
 
 DIVIDED = 64 * 45045
 """A number of tokens that all usual chunks divide."""
+
+MULTIPLE = re.compile(r"(?P<number>\d+)\*(?P<root>.+)")
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,40 @@ class DimRange:
         """Text for people on which sizes of the range are allowed; "" where all are."""
         return f"multiples of {self.multiple}" if self.multiple > 1 else ""
 
+    def times(self, number: int) -> DimRange:
+        """Return the range of sizes so many times as large."""
+        opt, most = (None if n is None else number * n for n in (self.opt, self.max))
+        return DimRange(number * self.min, opt, most, self.batch, number * self.multiple)
+
     def nearest(self, size: int) -> int:
         """Return the next allowed size from ``size`` on, or the end of the range it lies beyond."""
         size = self.rounded(size)
         return max(self.min, size if self.max is None else min(size, self.max))
+
+
+def followers(names: Collection[str]) -> dict[str, tuple[int, str]]:
+    """Return number and name of the dimension that others are a multiple of, by their names.
+
+    "2*height" follows from "height", where that is a dimension as well.
+    """
+    found = {name: MULTIPLE.fullmatch(name) for name in names}
+    return {
+        name: (int(parts["number"]), parts["root"])
+        for name, parts in found.items()
+        if parts and parts["root"] in names
+    }
+
+
+def related(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by name, with those that follow from others as these say."""
+    found = {name: number * sizes[root] for name, (number, root) in followers(sizes).items()}
+    return {**sizes, **found}
+
+
+def follow(dims: Mapping[str, DimRange]) -> dict[str, DimRange]:
+    """Return ranges by name, with those of dimensions that follow from others as these say."""
+    found = {name: dims[root].times(number) for name, (number, root) in followers(dims).items()}
+    return {**dims, **found}
 
 
 def sequence(dims: Mapping[str, DimRange]) -> str | None:
@@ -108,7 +141,8 @@ def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> d
     That of PAST is one of states, which are not known yet: it is left out where the model has none.
 
     Raises:
-        UsageError: a name the model does not have, or a range beyond the model's own.
+        UsageError: a name the model does not have, one whose sizes follow from another's, or a
+            range beyond the model's own.
     """
     merged = dict(found)
     for name, target in requested.items():
@@ -117,6 +151,11 @@ def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> d
         if name not in found:
             known = ", ".join(sorted(found)) or "none: every dimension is fixed"
             raise UsageError(f"--dim {name}: the model has no such dimension; it has {known}.")
+        if name in followers(found):
+            number, root = followers(found)[name]
+            raise UsageError(
+                f"--dim: the sizes of {name} are {number} times those of {root}. Limit {root}."
+            )
         own = found[name]
         for size in (target.min, target.max):
             if size is not None and not own.allows(size):
@@ -126,4 +165,4 @@ def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> d
                     f"{', ' + own.steps if own.steps else ''}."
                 )
         merged[name] = replace(target, batch=own.batch, multiple=own.multiple)
-    return merged
+    return follow(merged)

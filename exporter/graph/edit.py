@@ -69,6 +69,13 @@ def nodes_behind(
     return list(found.values())
 
 
+def detach(nodes: Iterable[gs.Node]) -> None:
+    """Detach nodes that were written from the graph, whose tensors list their consumers."""
+    for node in nodes:
+        node.inputs.clear()
+        node.outputs.clear()
+
+
 def is_of_weights(tensor: gs.Tensor) -> bool:
     """Return whether a tensor depends on no input of the graph but by its sizes."""
     seen, pending = set[int](), [tensor]

@@ -149,7 +149,19 @@ def _of_tree(node: ast.AST) -> Size:
             chunks = PADDED_CHUNKS.fullmatch(str(_of_tree(right)))
             if chunks and chunks["chunk"] in (None, chunks["unit"]):
                 return ONE
+        case ast.Call(func=ast.Name(id="Min"), args=[left, right]):
+            size = _of_tree(left)
+            if _is_padded(_of_tree(right), size):
+                return size
     raise KeyError(node)
+
+
+def _is_padded(size: Size, own: Size) -> bool:
+    """Return whether a size is another one padded to whole chunks."""
+    found = PADDED_CHUNKS.fullmatch("*".join(size.atoms))
+    if found is None or (found["size"] or found["rest"]) != str(own):
+        return False
+    return {found["unit"], found["chunk"] or found["unit"]} == {str(size.coefficient)}
 
 
 def product(sizes: list[Size]) -> Size:

@@ -6,7 +6,7 @@ Integers may be known only as a ``Size``, an expression in the graph's symbols.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,13 @@ class Values:
 
     Args:
         sizes: gives the sizes of a tensor's dims, or None where its rank is unknown.
+        zeros: names of values that are taken for zeros, whatever they are.
     """
 
-    def __init__(self, sizes: Callable[[gs.Tensor], list[Size] | None]) -> None:
-        self._sizes = sizes
+    def __init__(
+        self, sizes: Callable[[gs.Tensor], list[Size] | None], zeros: Collection[str] = ()
+    ) -> None:
+        self._sizes, self._zeros = sizes, zeros
         self._known: dict[str, np.ndarray] = {}
 
     @classmethod
@@ -73,6 +76,8 @@ class Values:
         return seen[id(tensor)]
 
     def _computes_zero(self, tensor: gs.Tensor, seen: dict[int, bool]) -> bool:
+        if tensor.name in self._zeros:
+            return True
         value = self.numbers(tensor)
         node = tensor.inputs[0] if tensor.inputs else None
         if value is not None or node is None:

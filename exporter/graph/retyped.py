@@ -62,8 +62,9 @@ def retyped(model: onnx.ModelProto, kinds: Kinds) -> onnx.ModelProto:
     stored = {t.name: t.data_type for graph in all_graphs(wide) for t in graph.initializer}
     for graph in all_graphs(wide):
         for value in [*graph.input, *graph.output, *graph.value_info]:
-            element = value.type.tensor_type.elem_type
-            value.type.tensor_type.elem_type = kinds.get(element, element)
+            # A value without a type has none afterwards: setting it writes "undefined".
+            if value.type.tensor_type.elem_type in kinds:
+                value.type.tensor_type.elem_type = kinds[value.type.tensor_type.elem_type]
     casts = [_cast(tensor, kinds) for tensor in wide.graph.initializer if _is_beside(tensor, kinds)]
     for node in all_nodes(wide):
         _retype(node, kinds)

@@ -28,6 +28,9 @@ SCAN = ("past_scan_", "present_scan_")
 CONVOLVED = ("past_inputs_", "present_inputs_")
 """How states begin that are the last inputs of a convolution of standard ONNX."""
 
+BEGUN = "_begun"
+"""End of the name of a state that is 0 before the first call, and 1 after it."""
+
 BUFFERS = ("past_buffer_", "present_buffer_")
 """How states of buffers begin; the buffer's name follows."""
 
@@ -156,6 +159,9 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
                 found.append(State(*seen, initial_value=port.initial_value))
+                before, after = (f"{name}{BEGUN}" for name in (start, end))
+                if before in inputs:
+                    found.append(State(before, after, "float32", shapes[before], node.op_type))
     for names, standard in ((SCAN, "Scan"), (CONVOLVED, "Conv")):
         for start in (name for name in inputs if name.startswith(names[0])):
             end = start.replace(*names, 1)
@@ -175,11 +181,12 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
 def _turned(model: onnx.ModelProto, inputs: Collection[str]) -> dict[str, str]:
     """Return pasts that signs or turns multiply, see ``expose_past_present``, by what they become.
 
-    A turn may be in another type and shape, and sum the parts of pairs.
+    So is what a sequence begins with in place of a past. A turn may be in another type and shape,
+    and sum the parts of pairs.
     """
     found = {name: name for name in inputs if name.startswith("past_")}
     for node in model.graph.node:
-        if node.op_type in ("Cast", "MatMul", "Mul", "ReduceSum", "Reshape"):
+        if node.op_type in ("Cast", "MatMul", "Mul", "ReduceSum", "Reshape", "Where"):
             pasts = [found[name] for name in node.input if name in found]
             found |= dict.fromkeys(node.output, pasts[0]) if pasts else {}
     return found

@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.contract import NoMatchError, Pass, PassResult
-from linexport.graph.edit import nodes_behind
+from linexport.graph.edit import detach, nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
 from linexport.graph.run_subgraph import NotRunnableError, session
@@ -32,7 +32,6 @@ from linexport.match.search.band_nodes import BandWriter
 from linexport.match.search.bands import Band, BandReader
 from linexport.match.search.in_pieces import nearly_equal
 from linexport.match.search.masked_softmax import SoftmaxReader
-from linexport.match.search.rewriter import withdraw
 from linexport.passes.past_rows import PastRows, RowsLayout
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class _Bands:
             writer.write()
             self.proof.check(writer)
         except NotAttentionError:
-            withdraw(writer.nodes)
+            detach(writer.nodes)
             raise
         return writer
 

@@ -2,6 +2,7 @@
 
     y_t = x_{t-k}                        seen = [past, x]    y = seen[: T]       present = seen[-k:]
     y = f(0 .. 0 ++ x)                   seen = [past, x]    y = f(seen)         present = seen[-r:]
+    y = f(given ++ x)                    the same; the past of the first call is given
 
 where f looks back along the tokens by r rows at most: a convolution with gaps or without, a
 pooling, an unfolding, sums of slices. In whichever way a delay is written, ``match.search.shifts``
@@ -26,6 +27,7 @@ from linexport.match.forms.token_sizes import TokenSizes
 from linexport.match.roles.subgraph import reads
 from linexport.match.search.in_pieces import NoWindowError, WindowReader
 from linexport.match.search.shifts import ALONG, SELECTING, Moved, MoveReader
+from linexport.passes import first_call
 from linexport.passes.pads_apart import pads_apart
 from linexport.passes.past_rows import Line, PastRows, RowsLayout
 from linexport.passes.stateful_causal_conv import becomes_op
@@ -53,6 +55,7 @@ class _Lines:
     def __init__(self, graph: gs.Graph, length: str) -> None:
         self.graph, self.sizes = graph, TokenSizes(length)
         known = Values.of_graph(graph)
+        self._is_start = partial(first_call.is_given, graph, tokens=length, known=known)
         self._is_op = partial(becomes_op, graph, known=known, length=length)
         self.padded = pads_apart(graph, self.sizes, known, self._is_op)
         self.rows = PastRows(graph, length, "delay_lines")
@@ -91,8 +94,8 @@ class _Lines:
 
     def _moved(self) -> list[Moved]:
         """Return the values that are read, and are rows of other values."""
-        reader, alive = MoveReader(self.graph, self.sizes), {id(t) for t in self.graph.outputs}
-        found = []
+        reader = MoveReader(self.graph, self.sizes, self._is_start)
+        alive, found = {id(t) for t in self.graph.outputs}, list[Moved]()
         for node in reversed(list(self.graph.nodes)):
             if not any(id(o) in alive for o in node.outputs):
                 continue
@@ -107,18 +110,21 @@ class _Lines:
         return found[::-1]
 
     def _replace(self, found: Sequence[Moved]) -> None:
-        groups = dict[tuple[str, int, float | str], list[Moved]]()
+        groups = dict[tuple[str, int, float | str, str], list[Moved]]()
         for moved in found:
             if not moved.front:
                 self.rows.place(moved, Line(moved.source, 0))
                 continue
-            groups.setdefault((moved.source.name, moved.axis, moved.fill), []).append(moved)
-        for (_, axis, fill), group in groups.items():
+            start = moved.start.name if moved.start is not None else ""
+            key = (moved.source.name, moved.axis, moved.fill, start)
+            groups.setdefault(key, []).append(moved)
+        for (_, axis, fill, _), group in groups.items():
             if all(map(is_token_shift, group)):
                 for moved in group:
                     write_token_shift(self.graph, moved)
                 continue
-            line = self.rows.line(group[0].source, axis, max(m.front for m in group), fill)
+            rows, first = max(m.front for m in group), group[0]
+            line = self.rows.line(first.source, axis, rows, fill, first.start)
             for moved in group:
                 self.rows.place(moved, line)
 

@@ -4,6 +4,7 @@
     StabilizedExp(q, k)           becomes  past_key_max_i -> present_key_max_i
     CausalConvWithState(x, w)     becomes  past_conv_i -> present_conv_i
     LinearAttention(.., 0 c)      becomes  past_state_i c
+    LinearAttention(.., S)        becomes  past_state_i_begun ? past_state_i : S
 
 and so on: which states a node has, its op declares. One graph then serves prefill (the initial
 past, any T) and decode (T = 1). Whether the model as a whole streams by these states is for
@@ -14,94 +15,70 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.errors import OpError
+from linexport.graph import sequence_axis
 from linexport.graph.contract import Pass, PassResult
-from linexport.graph.edit import is_read, producer
+from linexport.graph.edit import is_read
+from linexport.graph.op_nodes import Start, start_of, state_type, view_of
 from linexport.graph.partial_eval import Values
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
-from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
+from linexport.passes import first_call
+from linexport.plugins.ops.op import DOMAIN, StatePort
 from linexport.plugins.ops.registry import all_ops
 
 log = logging.getLogger(__name__)
 
-SIDES = ("past", "present")
-
 
 def run(graph: gs.Graph) -> PassResult:
-    """Expose the states of every causal node; pasts that the graph provides are left alone."""
+    """Expose the states of every causal node.
+
+    Pasts that the graph computes of tokens are left alone.
+    """
     index, taken, modified = 0, set(graph.tensors()), False
-    known = Values.of_graph(graph)
+    known, tokens = Values.of_graph(graph), sequence_axis.symbol(graph)
     for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
         op = all_ops().get(node.op)
-        ports = op.states(_view(node, op)) if op else ()
+        ports = op.states(view_of(node, op)) if op else ()
         if op is None or not ports:
             continue
-        if any(_given(node, port, known) for port in ports):
+        starts = [_beginning(graph, node, port, known, tokens) for port in ports]
+        if None in starts:
             log.debug("%s %r is left as it is: the graph provides its past", node.op, node.name)
             continue
-        while any(f"{side}_{port.name}_{index}" in taken for port in ports for side in SIDES):
+        while any(
+            f"{side}_{port.name}_{index}" in taken for port in ports for side in first_call.SIDES
+        ):
             index += 1
-        for port in ports:
-            element = op.element_type(op.input_names[port.past], node.attrs)
-            dtype = node.inputs[0].dtype if element == ACTIVATION else np.dtype(element)
-            _attach(graph, node, port, index, dtype, known)
+        for port, start in zip(ports, starts, strict=True):
+            if start is not None:
+                _attach(graph, node, port, start, index, state_type(node, op, port), known)
         log.info("%s %r: state %d is an input and an output", node.op, node.name, index)
         index, modified = index + 1, True
     return PassResult(modified)
 
 
-def _view(node: gs.Node, op: Op) -> Node:
-    formal = op.input_names
-    given = {n: t for n, t in zip(formal, node.inputs, strict=False) if not t.is_empty()}
-    for name, tensor in given.items():
-        if tensor.shape is None:
-            raise OpError(f"{op.name} {node.name!r}: the shape of its input {name} is unknown.")
-    present = tuple(name if name in given else "" for name in formal)
-    return Node(node.op, node.attrs, present, {n: tuple(known_shape(t)) for n, t in given.items()})
+def _beginning(
+    graph: gs.Graph, node: gs.Node, port: StatePort, known: Values, tokens: str | None
+) -> Start | None:
+    """Return where a state begins with what its op begins with, or with what is of no token.
 
-
-def _given(node: gs.Node, port: StatePort, known: Values) -> bool:
-    """Return whether a node begins with another state than its op does by itself."""
-    return _beginning(node, port, known) is None
-
-
-def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, int] | None:
-    """Return which node's input is the past, by its number: the node's own, or that of its turn.
-
-    None where the graph provides another past.
+    None where the graph provides another past, or carries it already.
     """
+    zero = start_of(node, port, known, known.is_zero) if port.initial_value == 0 else None
     past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
-    # A product of zeros and signs or turns, see ``match.emit.signed_decay``,
-    # ``match.emit.complex_diagonal`` and ``models.flash_linear_attention.mamba3``, which are of
-    # the tokens at hand.
-    turn = None if past.is_empty() else producer(_unshaped(past))
-    if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
-        zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
-        if not zeros:
-            return None
-        # Zeros times a stored number are a start, which no call may multiply again.
-        if not all(_is_stored(t, known) for i, t in enumerate(turn.inputs) if i not in zeros):
-            return turn, zeros[0]
-    zero = port.initial_value == 0 and not past.is_empty() and known.is_zero(past)
-    return (node, port.past) if past.is_empty() or zero else None
-
-
-def _is_stored(tensor: gs.Tensor, known: Values) -> bool:
-    return isinstance(tensor, gs.Constant) or known.numbers(tensor) is not None
-
-
-def _unshaped(tensor: gs.Tensor) -> gs.Tensor:
-    """Return what a tensor is a sum of, or the same numbers in another shape or type."""
-    node = producer(tensor)
-    moved = node is not None and node.op in ("Cast", "ReduceSum", "Reshape")
-    return _unshaped(node.inputs[0]) if node is not None and moved else tensor
+    if zero is not None or past.is_empty():
+        return zero or Start(node, port.past)
+    if tokens is None or first_call.is_carried(graph, past):
+        return None
+    of_no_token = partial(first_call.is_of_no_token, tokens=tokens, known=known)
+    return start_of(node, port, known, of_no_token)
 
 
 def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Tensor:
@@ -125,17 +102,24 @@ def _in_place_of(graph: gs.Graph, past: gs.Variable, zeros: gs.Tensor) -> gs.Ten
 
 
 def _attach(
-    graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: object, known: Values
+    graph: gs.Graph,
+    node: gs.Node,
+    port: StatePort,
+    start: Start,
+    index: int,
+    dtype: object,
+    known: Values,
 ) -> None:
     shape = [known_shape(node.inputs[0])[0], *port.sizes]
     while len(node.inputs) <= port.past:
         node.inputs.append(gs.Variable.empty())
     past = gs.Variable(f"past_{port.name}_{index}", dtype=dtype, shape=shape)
-    found = _beginning(node, port, known)
-    assert found is not None
-    reader, place = found
-    zeros = reader.inputs[place]
-    reader.inputs[place] = past if zeros.is_empty() else _in_place_of(graph, past, zeros)
+    given = start.tensor
+    own: gs.Tensor = past if given.is_empty() else _in_place_of(graph, past, given)
+    if not given.is_empty() and not known.is_zero(given):
+        begun = first_call.flag(graph, f"{port.name}_{index}", shape[0])
+        own = first_call.chosen(graph, begun, own, given)
+    start.put(own)
     graph.inputs.append(past)
     while len(node.outputs) <= port.present:
         node.outputs.append(gs.Variable.empty())
@@ -153,6 +137,6 @@ PASS = Pass(
     name="expose_past_present",
     stage="state",
     requires="the query, key and value of linexport nodes have known shapes",
-    ensures="every causal linexport node takes its past from an input and gives its present out",
+    ensures="causal linexport nodes take their pasts from inputs and give their presents",
     run=run,
 )

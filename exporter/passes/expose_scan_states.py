@@ -18,10 +18,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.graph.dims import Shape
-from linexport.graph.edit import producer
 from linexport.graph.partial_eval import Values
 from linexport.graph.states import SCAN
-from linexport.graph.tensors import known_shape
+from linexport.passes import first_call
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +49,13 @@ def run(graph: gs.Graph) -> PassResult:
     def replace(graph: gs.Graph, node: gs.Node, states: _States) -> None:
         place = next(i for i, n in enumerate(nodes) if n is node)
         batch = states.shapes[0][0]
-        begun = _begun(graph, place, batch) if states.given else None
+        begun = first_call.flag(graph, f"scan_{place}", batch) if states.given else None
         for i, shape in enumerate(states.shapes):
             dtype, last = node.attrs["body"].inputs[i].dtype, node.outputs[i]
             past = gs.Variable(f"{SCAN[0]}{place}_{i}", dtype, shape)
             present = gs.Variable(f"{SCAN[1]}{place}_{i}", dtype, shape)
             if begun is not None and i in states.given:
-                node.inputs[i] = _chosen(graph, begun, past, node.inputs[i])
+                node.inputs[i] = first_call.chosen(graph, begun, past, node.inputs[i])
             else:
                 node.inputs[i] = past
             node.outputs[i] = present
@@ -66,35 +65,6 @@ def run(graph: gs.Graph) -> PassResult:
             graph.nodes.append(gs.Node("Identity", inputs=[present], outputs=[last]))
 
     return rewrite_matches(graph, match, replace, log)
-
-
-def _begun(graph: gs.Graph, place: int, batch: int | str) -> gs.Variable:
-    """Return the state that says whether there was a call before."""
-    past = gs.Variable(f"{SCAN[0]}{place}_begun", np.float32, [batch, 1])
-    present = gs.Variable(f"{SCAN[1]}{place}_begun", np.float32, [batch, 1])
-    shape = gs.Variable(f"{past.name}/shape", np.int64, [2])
-    one = {"value": gs.Constant(f"{past.name}/one", np.ones(1, np.float32))}
-    graph.nodes.append(gs.Node("Shape", shape.name, inputs=[past], outputs=[shape]))
-    graph.nodes.append(gs.Node("ConstantOfShape", present.name, one, [shape], [present]))
-    graph.inputs.append(past)
-    graph.outputs.append(present)
-    return past
-
-
-def _chosen(graph: gs.Graph, begun: gs.Variable, past: gs.Variable, start: gs.Tensor) -> gs.Tensor:
-    """Return the past, or what the state begins with where there was no call before."""
-    stem, rank = f"{past.name}/start", len(known_shape(past))
-    axes = gs.Constant(f"{stem}/axes", np.array([0, *[1] * (rank - 1)], np.int64))
-    flat = gs.Variable(f"{stem}/begun", np.float32, [known_shape(begun)[0], *[1] * (rank - 1)])
-    seen = gs.Variable(f"{stem}/seen", np.bool_, flat.shape)
-    found = gs.Variable(stem, past.dtype, past.shape)
-    zero = gs.Constant(f"{stem}/zero", np.zeros((), np.float32))
-    graph.nodes += [
-        gs.Node("Reshape", flat.name, inputs=[begun, axes], outputs=[flat]),
-        gs.Node("Greater", seen.name, inputs=[flat, zero], outputs=[seen]),
-        gs.Node("Where", found.name, inputs=[seen, past, start], outputs=[found]),
-    ]
-    return found
 
 
 def _states(node: gs.Node, tokens: str | None, known: Values) -> _States | None:
@@ -108,7 +78,7 @@ def _states(node: gs.Node, tokens: str | None, known: Values) -> _States | None:
     if any(any(node.attrs.get(f"scan_{side}_directions") or ()) for side in ("input", "output")):
         raise NoMatchError("it begins at the last token")
     given = [i for i, state in enumerate(states) if not known.is_zero(state)]
-    if not all(_is_of_no_token(states[i], tokens, known) for i in given):
+    if not all(first_call.is_of_no_token(states[i], tokens, known) for i in given):
         raise NoMatchError("its states begin with what depends on tokens")
     inner = node.attrs["body"].inputs[: len(states)]
     shapes: list[Shape] = [list(tensor.shape or ()) for tensor in inner]
@@ -119,25 +89,6 @@ def _states(node: gs.Node, tokens: str | None, known: Values) -> _States | None:
         if tensor.dtype not in (np.float32, np.float16):
             raise NoMatchError(f"a state is of type {tensor.dtype}")
     return _States(shapes, given)
-
-
-def _is_of_no_token(tensor: gs.Tensor, tokens: str, known: Values) -> bool:
-    """Return whether a value follows from weights and from sizes besides the length."""
-    sizes = known.get(tensor)
-    if sizes is not None:
-        return not any(tokens in str(size) for size in sizes.flat)
-    node = producer(tensor)
-    if node is None:
-        return isinstance(tensor, gs.Constant)
-    if any(isinstance(value, gs.Graph) for value in node.attrs.values()):
-        return False
-    if node.op == "Shape":
-        dims = node.inputs[0].shape
-        taken = slice(node.attrs.get("start", 0), node.attrs.get("end"))
-        return dims is not None and not any(tokens in str(size) for size in dims[taken])
-    if node.op == "CastLike":
-        return _is_of_no_token(node.inputs[0], tokens, known)
-    return all(_is_of_no_token(t, tokens, known) for t in node.inputs if not t.is_empty())
 
 
 PASS = Pass(

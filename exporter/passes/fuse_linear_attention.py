@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from linexport.graph.findings import Findings
 from linexport.graph.scan_body import is_linear_scan
 from linexport.graph.shapes import completed_shapes
 from linexport.match.search.by_probing import replace_loops
+from linexport.match.search.initial_states import given_states
 from linexport.match.search.matcher import Search
 from linexport.match.search.row_sums import replace_row_sums
 from linexport.match.search.stabilized import replace_stabilized
@@ -65,12 +66,25 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
 
 
 def _search(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
-    """Fuse what is linear attention as it stands."""
-    findings = replace_loops(graph, withdrawn)
+    """Fuse what is linear attention as it stands, that which begins with given states first."""
+    given = given_states(graph)
+    begun = _search_from(graph, withdrawn, given) if given else Findings()
+    found = _search_from(graph, withdrawn) + replace_turning_loops(graph, withdrawn)
+    # What is no attention from a given state may be one all the same.
+    return Findings(begun.matches) + found
+
+
+def _search_from(
+    graph: gs.Graph, withdrawn: Mapping[str, str], initial: Collection[str] = ()
+) -> Findings:
+    """Fuse what is linear attention from zeros, or from given states."""
+    findings = replace_loops(graph, withdrawn, initial)
     if findings.matches:
         graph.cleanup().toposort()
-    findings += Search(graph, withdrawn).run()
-    return findings + replace_turning_loops(graph, withdrawn)
+    findings += Search(graph, withdrawn, initial).run()
+    if initial and findings.matches:
+        graph.cleanup().toposort()
+    return findings
 
 
 def _linear_loops(graph: gs.Graph) -> int:

@@ -3,7 +3,8 @@
     seen = [past_inputs_i, x]       present_inputs_i = seen[-r:]
 
 A state has the batch first and a fixed number of rows, zeros before the first token. Where rows
-before the first token are something else, past_inputs_begun says whether there was a call before:
+before the first token are something else, a number, the first token or rows that are given,
+past_inputs_begun says whether there was a call before:
 
     seen = [begun ? past_inputs_i : c, x]
 """
@@ -27,6 +28,7 @@ from linexport.graph.states import CONVOLVED
 from linexport.graph.tensors import known_shape, static_size
 from linexport.match.emit.layout import written_size
 from linexport.match.search.shifts import FIRST, Moved
+from linexport.passes import first_call
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,22 @@ class PastRows:
         self._begun: gs.Variable | None = None
         self._made = 0
 
-    def line(self, source: gs.Tensor, axis: int, rows: int, fill: float | str) -> Line:
+    def line(
+        self,
+        source: gs.Tensor,
+        axis: int,
+        rows: int,
+        fill: float | str,
+        given: gs.Tensor | None = None,
+    ) -> Line:
         """Put rows of the past in front of a value.
+
+        Args:
+            source: the value.
+            axis: of its tokens.
+            rows: how many.
+            fill: what they are before the first token, see ``Moved``.
+            given: the value whose last rows these are, where they are given.
 
         Raises:
             NoMatchError: no state can have its rows.
@@ -124,7 +140,7 @@ class PastRows:
         past, present = self._state(source, axis, layout, rows)
         ahead = self._turned(past, layout, axis, rows)
         if fill != 0:
-            start = self._start(source, axis, layout, fill)
+            start = self._start(source, axis, layout, rows, fill, given)
             begun = self._begun_like(layout)
             ahead = self._node("Where", [begun, ahead, start], source.dtype, ahead.shape)
         length = f"{rows}+{layout.sizes[axis]}"
@@ -234,13 +250,23 @@ class PastRows:
         self.graph.nodes.append(gs.Node(op, present.name, attrs, [last, *rest], [present]))
 
     def _start(
-        self, source: gs.Tensor, axis: int, layout: RowsLayout, fill: float | str
+        self,
+        source: gs.Tensor,
+        axis: int,
+        layout: RowsLayout,
+        rows: int,
+        fill: float | str,
+        given: gs.Tensor | None,
     ) -> gs.Tensor:
         """Return what rows before the first token are."""
-        if fill != FIRST:
+        if given is not None:
+            ends = (-rows, END)
+        elif fill == FIRST:
+            given, rows, ends = source, 1, (0, 1)
+        else:
             return gs.Constant(self._name(), np.asarray(fill, source.dtype))
-        ends = [self._integers(n) for n in (0, 1, axis)]
-        return self._node("Slice", [source, *ends], source.dtype, layout.with_rows(axis, 1))
+        taken = [self._integers(n) for n in (*ends, axis)]
+        return self._node("Slice", [given, *taken], source.dtype, layout.with_rows(axis, rows))
 
     def _begun_like(self, layout: RowsLayout) -> gs.Variable:
         """Return whether there was a call before, with axes as those of a value."""
@@ -257,15 +283,9 @@ class PastRows:
 
     def _counted(self) -> gs.Variable:
         """Return (B, 1), true after the first call: a state that becomes one."""
-        names, shape = (f"{name}begun" for name in CONVOLVED), [self._first(), 1]
-        past, present = (gs.Variable(name, np.float32, shape) for name in names)
-        self.graph.inputs.append(past)
-        self.graph.outputs.append(present)
-        size = self._node("Shape", [past], np.int64, [2])
-        one = {"value": gs.Constant(self._name(), np.ones(1, np.float32))}
-        self.graph.nodes.append(gs.Node("ConstantOfShape", present.name, one, [size], [present]))
+        past = first_call.flag(self.graph, "inputs", self._first())
         zero = gs.Constant(self._name(), np.zeros((), np.float32))
-        return self._node("Greater", [past, zero], np.bool_, shape)
+        return self._node("Greater", [past, zero], np.bool_, past.shape)
 
     def _first(self) -> int | str:
         """Return the first size of a state."""

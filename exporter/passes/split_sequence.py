@@ -7,7 +7,7 @@ its members from every later pass, and several runtimes do not take one.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -27,8 +27,11 @@ class _Parts:
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Split every sequence whose members are known."""
-    return rewrite_matches(graph, _match, _split, log)
+    """Split every sequence whose members are known, in the bodies of loops as well."""
+    bodies = [a for n in graph.nodes for a in n.attrs.values() if isinstance(a, gs.Graph)]
+    inner = [run(body).modified for body in bodies]
+    outer = rewrite_matches(graph, _match, _split, log)
+    return replace(outer, modified=outer.modified or any(inner))
 
 
 def _match(graph: gs.Graph, node: gs.Node) -> _Parts | None:

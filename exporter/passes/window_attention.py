@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.builder import NodeBuilder
 from linexport.graph.contract import Pass, PassResult
-from linexport.graph.edit import nodes_behind
+from linexport.graph.edit import detach, nodes_behind
 from linexport.graph.monomials import parse
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
@@ -31,7 +31,6 @@ from linexport.match.errors import NotAttentionError
 from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
 from linexport.match.search.bands import BandReader
 from linexport.match.search.in_pieces import nearly_equal
-from linexport.match.search.rewriter import withdraw
 from linexport.match.search.window_softmax import WindowEnd, WindowSoftmax, exponential_bands
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.window_attention import OP
@@ -155,7 +154,7 @@ class _Writer(NodeBuilder):
         try:
             self._write()
         except NotAttentionError:
-            withdraw(self.nodes)
+            detach(self.nodes)
             raise
         assert len(self.results) == len(found.ends)
 
@@ -220,9 +219,10 @@ class _Writer(NodeBuilder):
     def _ended(
         self, end: WindowEnd, mean: gs.Variable, top: gs.Variable, sums: gs.Variable
     ) -> gs.Variable:
-        weights = end.weights
-        found = mean
-        if not weights.softmax:
+        weights, found = end.weights, mean
+        if end.quantity != "sum":
+            found = top if end.quantity == "maximum" else self.op.Add(top, self.op.Log(sums))
+        elif not weights.softmax:
             sums = sums if weights.shifted else self.op.Mul(sums, self.op.Exp(top))
             found = self.op.Mul(mean, sums) if end.letters else sums
         for factor in weights.factors:
@@ -232,7 +232,7 @@ class _Writer(NodeBuilder):
         own = "bhme" if self.has_heads else "bme"
         if end.letters and end.letters != own:
             found = self.op.Transpose(found, perm=[own.index(c) for c in end.letters])
-        return found if found is not mean else self.op.Identity(found)
+        return self.op.Identity(found) if found is mean or found is top else found
 
 
 PASS = Pass(

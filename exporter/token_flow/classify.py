@@ -14,12 +14,13 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
-from linexport.graph.states import LENGTH, State
+from linexport.graph.states import BEGUN, LENGTH, State
 from linexport.token_flow import rules
 from linexport.token_flow.axes import has_tokens, size_of, span_of
 from linexport.token_flow.constants import along_tokens
-from linexport.token_flow.interpreter import BEGUN, FlowKind, Followed, Interpreter
+from linexport.token_flow.interpreter import FlowKind, Followed, Interpreter
 from linexport.token_flow.lengths import ZERO
+from linexport.token_flow.rules.pieces import FILLED
 from linexport.token_flow.values import Tag, Time, TokenValue
 
 assert rules
@@ -155,10 +156,9 @@ def _output_fault(a: Interpreter, value: TokenValue) -> tuple[int | None, str] |
         if span is None:
             continue
         if span.valid_from != a.past and span.real is not None:
-            return (
-                span.filled_by,
-                "puts rows of zeros or weights in front of the tokens of each call",
-            )
+            return span.filled_by, FILLED
+        if span.size.number is not None and span.stop == a.end:
+            continue  # the last rows, as one call gives them
         ahead = (span.start - a.past).number
         if ahead is not None and ahead > 0:
             return None, f"lets tokens read up to {ahead} later ones"

@@ -420,9 +420,6 @@ class Interpreter:
         return replace(found, numbers=array(values))
 
 
-BEGUN = "_begun"
-"""End of the name of a state that is 0 before the first call, and 1 after it."""
-
 POSITIONS = "Positions"
 """Op of the state that counts tokens, see ``graph.states``."""
 

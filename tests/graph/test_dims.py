@@ -5,6 +5,7 @@ Multiples of a number, too: a module in chunks that takes 64 n tokens.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,15 @@ from torch.export import Dim
 
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.graph.dims import DimRange, merge, parse, sequence
+from linexport.graph.dims import (
+    DimRange,
+    follow,
+    followers,
+    merge,
+    parse,
+    related,
+    sequence,
+)
 from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import check_independently
@@ -134,15 +143,93 @@ def test_the_nearest_size_is_allowed(multiple: int, low: int, more: int, size: i
     assert found >= size or found == limits.max
 
 
-def test_a_size_that_follows_from_another_inputs_is_refused() -> None:
-    class Two(nn.Module):
+class Decoder(nn.Module):
+    """A stage of a U-Net: the image before is half as high and wide as the skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.qkv = nn.Conv2d(8, 12, 1)
+
+    def forward(self, skip: Tensor, x: Tensor) -> Tensor:
+        """(B, 4, 2 h, 2 w) and (B, 4, h, w) -> (B, 4, 4 h w)."""
+        q, k, v = self.qkv(torch.cat([self.up(x), skip], 1)).flatten(2).chunk(3, 1)
+        return (v @ k.softmax(-1).mT) @ q.softmax(1)
+
+
+DECODER = torch.randn(2, 4, 10, 12), torch.randn(2, 4, 5, 6)
+B, H, W, TALL, WIDE = map(Dim, ("batch", "h", "w", "tall", "wide"))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ({0: B, 2: 2 * H, 3: 2 * W}, {0: B, 2: H, 3: W}),
+        ({0: B, 2: TALL, 3: WIDE}, {0: B, 2: H, 3: W}),
+        ({0: B, 2: TALL, 3: 2 * W}, {0: B, 2: H, 3: W}),
+    ],
+    ids=["written", "found", "both"],
+)
+def test_a_size_that_follows_from_another_inputs_follows_it(spec: object) -> None:
+    found = trace(load_module((Decoder(), DECODER, spec), "a:b"))
+    assert found.example_sizes == {"batch": 2, "h": 5, "w": 6, "2*h": 10, "2*w": 12}
+    assert found.dims["2*h"] == DimRange(2, multiple=2) == found.dims["h"].times(2)
+    assert sequence(found.dims) == "h", "sizes are chosen of what others follow from"
+    shape = found.graph.graph.input[0].type.tensor_type.shape
+    assert [d.dim_param or d.dim_value for d in shape.dim] == ["batch", 4, "2*h", "2*w"]
+
+
+def test_sizes_of_the_default_dims_are_found_to_be_related() -> None:
+    class Rates(nn.Module):
+        def forward(self, x: Tensor, frames: Tensor) -> Tensor:
+            return (x.repeat_interleave(4, 1) + frames).cumsum(1)
+
+    example = torch.randn(2, 12, 8), torch.randn(2, 48, 8)
+    assert {*trace(load_module((Rates(), example), "a:b")).dims} == {"batch", "seq", "4*seq"}
+
+
+def test_a_decoder_converts_and_its_calls_are_checked(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = load_module(
+        (Decoder(), DECODER, ({0: B, 2: 2 * H, 3: 2 * W}, {0: B, 2: H, 3: W})), "a:b"
+    )
+    options = {"bench": False, "threads": 1}
+    manifest = linexport.convert(model, tmp_path / "a", dims=("h=1:9:40",), **options)
+    assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 1
+    assert (manifest.dims["2*h"].min, manifest.dims["2*h"].max) == (2, 80)
+    artifact = linexport.load(tmp_path / "a", threads=1)
+    for b, h, w in ((1, 1, 1), (3, 37, 23)):
+        skip, x = torch.randn(b, 4, 2 * h, 2 * w), torch.randn(b, 4, h, w)
+        with torch.no_grad():
+            expected = copy.deepcopy(model.module).double()(skip.double(), x.double())
+        found = artifact.run(skip.numpy(), x.numpy())["output"]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    with pytest.raises(UsageError, match=r"Found 2\*w 12 and w 5; expected 10, 2 times"):
+        artifact.run(*(np.zeros(s, np.float32) for s in ((1, 4, 6, 12), (1, 4, 3, 5))))
+    with pytest.raises(UsageError, match=r"sizes of 2\*h are 2 times those of h. Limit h"):
+        linexport.convert(model, tmp_path / "b", dims=("2*h=2:4:8",), **options)
+
+
+def test_a_sum_of_another_size_is_refused() -> None:
+    class Next(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x + y.repeat(1, 2)
+            return x[:, 1:] + y
 
     n = Dim("n")
-    example = torch.randn(3, 8), torch.randn(3, 4)
+    example = torch.randn(3, 5), torch.randn(3, 4)
     with pytest.raises(UnsupportedModelError, match="which follows from the size of another"):
-        trace(load_module((Two(), example, ({1: 2 * n}, {1: n})), "a:b"))
+        trace(load_module((Next(), example, ({1: n + 1}, {1: n})), "a:b"))
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 9), st.integers(1, 9))
+def test_followers_are_as_many_times_as_large(times: int, low: int, more: int, opt: int) -> None:
+    most = low + more * opt
+    dims = {f"{times}*h": DimRange(batch=True), "h": DimRange(low, most, most), "3*n": DimRange(3)}
+    found = follow(dims)
+    assert found[f"{times}*h"] == DimRange(times * low, times * most, times * most, multiple=times)
+    assert found["3*n"] == dims["3*n"] and followers(dims) == {f"{times}*h": (times, "h")}
+    sizes = related({f"{times}*h": 1, "h": most, "3*n": 6})
+    assert sizes == {f"{times}*h": times * most, "h": most, "3*n": 6}
 
 
 @pytest.mark.slow

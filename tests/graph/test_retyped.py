@@ -12,6 +12,7 @@ import torch
 from onnx import parser
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.retyped import retyped
 from linexport.sources.onnx_file import module
 from linexport.sources.onnx_file.module import OnnxModule
 
@@ -146,3 +147,10 @@ def test_a_file_in_bfloat16_is_run_in_float32(tmp_path: Path) -> None:
     """
     [y] = saved(text, tmp_path)(torch.full((2, 4), 2.0**-20))
     assert y.dtype == torch.float32 and (y == 1 + 2.0**-20).all()
+
+
+def test_a_value_without_a_type_has_none_afterwards() -> None:
+    model = parser.parse_model(MAPS)
+    model.graph.value_info.append(onnx.ValueInfoProto(name="soft"))
+    wide = retyped(model, {onnx.TensorProto.FLOAT16: onnx.TensorProto.FLOAT})
+    assert not wide.graph.value_info[0].HasField("type")

@@ -53,6 +53,15 @@ def test_a_dynamic_dim_is_split_and_merged_on_trust() -> None:
     assert positions(merged) == positions(split)
 
 
+@pytest.mark.parametrize("padding", ["PythonMod(-seq, 8)", "Mod(8 - (Mod(seq, 8)), 8)"])
+def test_the_first_of_padded_tokens_are_the_tokens(padding: str) -> None:
+    """As torch states the size of ``padded[:, :tokens]`` where chunks are merged by flatten."""
+    chunks = f"(((seq + ({padding}))//8))"
+    assert parse(f"Min(seq, 8*({chunks}))") == parse("seq")
+    for other in (f"Min(n, 8*({chunks}))", f"Min(seq, 4*({chunks}))"):
+        assert str(parse(other)) == other
+
+
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
 def test_indices_of_one_size_become_the_same(a: int, b: int, c: int) -> None:
     parts = (*fresh(Size(a)), *fresh(Size(b)), *fresh(Size(c)))

@@ -151,3 +151,39 @@ def test_an_original_that_overflows_is_compared_in_float32_which_is_said(tmp_pat
     assert said in (tmp_path / "a" / "report.html").read_text()
     large = [c for c in manifest.parity.cases if c.name == "random" and c.length > 100]
     assert large and {c.reference for c in large} == {"float32", "float64"}
+
+
+class DecaysInFloat32(nn.Module):
+    """Mamba-2's recurrence in float16, whose steps and decays are computed in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.step = nn.Linear(8, 24), nn.Linear(8, 2)
+        self.rates = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, 4)).float() for y in self.project(x).chunk(3, -1))
+        step = F.softplus(self.step(x).float())
+        decay = (step * -self.rates.float().exp()).exp()
+        state, out = torch.zeros(x.shape[0], 2, 4, 4), []
+        for t in range(x.shape[1]):
+            added = k[:, t, :, :, None] * v[:, t, :, None] * step[:, t, :, None, None]
+            state = decay[:, t, :, None, None] * state + added
+            out.append((q[:, t, :, :, None] * state).sum(-2))
+        return torch.stack(out, 1).flatten(2).to(x.dtype)
+
+
+def test_numbers_in_a_function_have_the_type_that_it_is_computed_in(tmp_path: Path) -> None:
+    """A function of a value in float16 that begins with a cast to float32."""
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    model = DecaysInFloat32().half().eval()
+    source = (model, (torch.randn(2, 12, 8).half(),), shapes)
+    manifest = linexport.convert(source, tmp_path / "made", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
+    x = torch.randn(3, 41, 8).half()
+    exact = DecaysInFloat32().half().float()
+    with torch.no_grad():
+        expected = exact(x.float()).numpy()
+    (found,) = linexport.load(tmp_path / "made", threads=1).run(x.numpy()).values()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
 import linexport
 from linexport.sources.factory import load_module
+from tests.support.chunk_listing import CHUNK, HEADS, WIDTH, D, Projections, chunk_products
 from tests.support.formulations.decayed import segsum
 from tests.support.independent import Independent, check_independently
-
-WIDTH, HEADS, D, CHUNK = 16, 2, 8, 8
 
 Mixer = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -51,15 +50,8 @@ def tokens_first(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
     shape = (batch, tokens // CHUNK, CHUNK, HEADS, -1)
     q, k, v = (x.transpose(1, 2).reshape(shape) for x in (q, k, v))
     steps = steps.mT.reshape(shape[:-1]).permute(0, 3, 1, 2)
-    since = steps.cumsum(-1)
-    within = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", q, k, torch.exp(segsum(steps)), v)
-    left = torch.exp(since[..., -1:] - since)
-    states = torch.einsum("bclhn,bhcl,bclhp->bchpn", k, left, v)
-    states = torch.cat([torch.zeros_like(states[:, :1]), states], dim=1)
-    decay = torch.exp(segsum(F.pad(since[..., -1], (1, 0))))
-    states = torch.einsum("bhzc,bchpn->bzhpn", decay, states)[:, :-1]
-    between = torch.einsum("bclhn,bchpn,bhcl->bclhp", q, states, torch.exp(since))
-    return (within + between).reshape(batch, tokens, HEADS, D).transpose(1, 2)
+    out, _ = chunk_products(q, k, v, steps)
+    return out.reshape(batch, tokens, HEADS, D).transpose(1, 2)
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
@@ -77,21 +69,12 @@ def cut_off(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
     return quadratic(q, k, v, steps)
 
 
-class Layer(nn.Module):
-    """Projections around a mixer."""
-
-    def __init__(self, mixer: Mixer) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.mixer, self.inside = mixer, nn.Linear(WIDTH, 3 * WIDTH + HEADS)
-        self.out = nn.Linear(WIDTH, WIDTH)
+class Layer(Projections):
+    """A mixer whose outputs are all that is returned."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, WIDTH)."""
-        *qkv, gate = self.inside(x).split([WIDTH, WIDTH, WIDTH, HEADS], -1)
-        q, k, v = (y.unflatten(-1, (HEADS, D)).transpose(1, 2) for y in qkv)
-        steps = -F.softplus(gate).mT
-        return self.out(self.mixer(q, k, v, steps).transpose(1, 2).flatten(2))
+        return self.joined(self.mixer(*self.heads(x)))
 
 
 def converted(mixer: Mixer, folder: Path) -> linexport.Manifest:

@@ -111,3 +111,56 @@ def test_softplus_needs_no_branch() -> None:
 
 def test_a_branch_that_changes_values_stays() -> None:
     assert "Where" in [n.op_type for n in passes.run(softplus(10)).graph.node]
+
+
+@pytest.mark.parametrize("sizes", [(16, 20), (150, 153), (4001,)], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 1e-2])
+def test_the_norm_of_an_image_that_is_nearly_constant_is_right(
+    sizes: tuple[int, ...], spread: float
+) -> None:
+    rng = np.random.default_rng(0)
+    own = {"scale": rng.normal(size=4), "shift": rng.normal(size=4)}
+    shape = ["batch", 4, *(f"axis_{i}" for i in range(len(sizes)))]
+    graph = helper.make_graph(
+        [node("InstanceNormalization", "x,scale,shift", "y", epsilon=1e-5)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in own.items()],
+    )
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    written = passes.run(given)
+    x = (3.3 + spread * rng.normal(size=(3, 4, *sizes))).astype(np.float32)
+    values = x.astype(np.float64).reshape(3, 4, -1)
+    values -= values.mean(2, keepdims=True)
+    values /= np.sqrt((values**2).mean(2, keepdims=True) + 1e-5)
+    scale, shift = (own[k].astype(np.float32)[:, None].astype(np.float64) for k in own)
+    expected = (values * scale + shift).reshape(x.shape)
+    np.testing.assert_allclose(run(written, x)[0], expected, atol=1e-5)
+    assert spread or np.abs(run(given, x)[0] - expected).max() > 1e-5, "the test can fail"
+    assert passes.run(written) == written, "centred once"
+
+
+def test_the_norm_of_groups_of_a_constant_image_is_zero() -> None:
+    shape = ["batch", 4, "height", "width"]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            node("Reshape", "x,groups", "g"),
+            node("InstanceNormalization", "g,scale,shift", "n"),
+            node("Shape", "x", "sizes"),
+            node("Reshape", "n,sizes", "y"),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT, shape)],
+        [value("y", TensorProto.FLOAT, shape)],
+        [
+            numpy_helper.from_array(np.array([0, 2, -1]), "groups"),
+            numpy_helper.from_array(np.ones(2, np.float32), "scale"),
+            numpy_helper.from_array(np.zeros(2, np.float32), "shift"),
+        ],
+    )
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    x = np.full((2, 4, 150, 153), 3.3, np.float32)
+    assert np.abs(run(given, x)[0]).max() > 1e-3
+    assert not run(passes.run(given), x)[0].any()

@@ -213,20 +213,17 @@ def test_without_normaliser_there_is_only_the_state(models: Models) -> None:
     assert [s.past for s in states.find_states(passes.run(models("masked")))] == ["past_state_0"]
 
 
-def test_a_given_past_is_left_alone_and_its_name_not_taken(
-    models: Models,
-) -> None:
+def test_a_given_past_begins_the_first_call_and_its_name_is_not_taken(models: Models) -> None:
     model = passes.run(models("own_state"))
     first, second = (n for n in model.graph.node if n.op_type == "LinearAttention")
-    assert first.input[3] == "past_state_0"
-    assert second.input[3:5] == ["past_state_1", "past_normalizer_1"]
-    names = [i.name for i in model.graph.input]
-    assert names == ["x", "past_state_0", "past_state_1", "past_normalizer_1"]
+    assert first.input[3] == "past_state_1/start"
+    (choice,) = (n for n in model.graph.node if first.input[3] in n.output)
+    assert choice.op_type == "Where" and choice.input[1:] == ["past_state_1", "past_state_0"]
+    assert second.input[3:5] == ["past_state_2", "past_normalizer_2"]
+    names = ["past_state_1_begun", "past_state_1", "past_state_2", "past_normalizer_2"]
+    assert [i.name for i in model.graph.input] == ["x", "past_state_0", *names]
     given = [i.name for i in models("own_state").graph.input]
-    assert [s.past for s in states.find_states(model, given)] == [
-        "past_state_1",
-        "past_normalizer_1",
-    ]
+    assert {s.past for s in states.find_states(model, given)} == {*names}
 
 
 def test_a_state_the_model_uses_itself_stays_its_own(

@@ -97,7 +97,34 @@ def one_head(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor
     return found[:, None].expand(-1, HEADS, -1, -1)
 
 
-NOTATIONS: list[Attend] = [lolcats, two_masks, based, liger, gated, one_head]
+def stabilized(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """One denominator: the maximum that exponentials are stabilised by scales the far part, too."""
+    scores = (q @ k.mT / WIDTH**0.5).masked_fill(~near(q), float("-inf"))
+    top = scores.amax(-1, keepdim=True)
+    far = torch.where(distances(q) >= W, (F.elu(q) + 1) @ (F.elu(k) + 1).mT, 0.0)
+    weights = (scores - top).exp() + far * (-top).exp()
+    return (weights @ v) / weights.sum(-1, keepdim=True)
+
+
+def logarithms(m: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """Means of both parts, joined by the logarithms of their sums."""
+    scores = (q @ k.mT / WIDTH**0.5).masked_fill(~near(q), float("-inf"))
+    far = torch.where(distances(q) >= W, (F.elu(q) + 1) @ (F.elu(k) + 1).mT, 0.0)
+    total = far.sum(-1, keepdim=True) + 1e-6
+    share = (scores.logsumexp(-1, keepdim=True) - total.log()).sigmoid()
+    return share * (scores.softmax(-1) @ v) + (1 - share) * (far @ v) / total
+
+
+NOTATIONS: list[Attend] = [
+    stabilized,
+    logarithms,
+    lolcats,
+    two_masks,
+    based,
+    liger,
+    gated,
+    one_head,
+]
 
 
 class Layer(nn.Module):

@@ -18,6 +18,7 @@ from linexport.match.emit.decay import Gates
 from linexport.match.emit.layout import written_size
 from linexport.match.emit.signed_decay import Signs
 from linexport.match.emit.tokens import (
+    Undelayed,
     delayed_logarithms,
     delayed_tokens,
     masked_tokens,
@@ -51,7 +52,14 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 class MatchWriter(Sums):
-    """Writes the nodes that take the place of a match."""
+    """Writes the nodes that take the place of a match.
+
+    Attributes:
+        undelayed: what is written to the state behind the token that reads it; None where a token
+            reads what it has written itself.
+    """
+
+    undelayed: Undelayed | None = None
 
     @property
     def map_proven_to(self) -> float | None:
@@ -212,6 +220,8 @@ class MatchWriter(Sums):
         if self.mapped is not None:
             raise NotAttentionError(f"{shifted}, and its scores are mapped")
         query, key, value = inputs
+        if lag == 1 and rates is None and mask.is_empty():
+            self.undelayed = Undelayed(key, value, faded)
         if not mask.is_empty():
             # The op's mask is of its own tokens; delayed keys would meet that of others. Zero keys
             # add 0.

@@ -27,7 +27,7 @@ from linexport.match.roles.head_layout import axis_size
 from linexport.match.roles.roles import Roles
 from linexport.plugins.ops.linear_attention import INPUTS
 
-COUNT, LARGE = np.dtype(np.int32), np.dtype(np.int64)
+COUNT, LARGE, STATE = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ class SignedGates(Gates):
         return {place: self._turned_past(signs, own) for place, own in pasts.items()}
 
     def _turned_past(self, signs: Signs, own: tuple[int, ...]) -> gs.Tensor:
-        """Return c_0 times zeros of (batch, heads, *own)."""
-        dtype, batch = np.dtype(signs.all.dtype), known_shape(signs.all)[0]
+        """Return c_0 times zeros of (batch, heads, *own), in the type of states."""
+        batch = known_shape(signs.all)[0]
         heads, ones = axis_size(self.layout.value), [1] * (len(own) - 1)
         split = [heads, own[0] if signs.by_channel else 1, *ones]
-        turn = self.op.Reshape(signs.all, [0, *split])
+        turn = self.cast(self.op.Reshape(signs.all, [0, *split]), STATE)
         sizes = self.op.Concat(self.shape_of((self.roles.batch,)), [heads, *own], axis=0)
-        zero = np.zeros([1] * (2 + len(own)), dtype)
+        zero = np.zeros([1] * (2 + len(own)), STATE)
         past = self.op.Expand(zero, sizes, shape=[batch, heads, *own])
         return self.op.Mul(past, turn)
 

@@ -10,6 +10,9 @@ over a window    x_{t-k+1} + ... + x_t, or their product
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -20,6 +23,41 @@ INT64 = np.iinfo(np.int64)
 
 FORGOTTEN = -1e4
 """The logarithm of a decay that leaves nothing."""
+
+
+@dataclass(frozen=True)
+class Undelayed:
+    """Keys and values that a token writes to a state after it has read it.
+
+    Attributes:
+        key, value: (B, T, heads * width).
+        decay: logarithms, (B, T, heads) or as keys; absent where nothing fades.
+    """
+
+    key: gs.Tensor
+    value: gs.Tensor
+    decay: gs.Tensor
+
+    def after_last(self, nodes: Nodes, state: gs.Tensor, sizes: Sequence[int]) -> gs.Tensor | None:
+        """Return the state (B, heads, keys, values) that the last token has been written to.
+
+        None where heads share keys.
+        """
+        heads, keys, values = sizes
+        wide = [static_size(self.key, 2), static_size(self.value, 2)]
+        if wide != [heads * keys, heads * values]:
+            return None
+        columns, rows = [0, heads, -1, 1], [0, heads, 1, -1]
+        kind = np.dtype(state.dtype)
+        last = [nodes.cast(_last(nodes, x), kind) for x in (self.key, self.value)]
+        key, value = (nodes.op.Reshape(x, to) for x, to in zip(last, (columns, rows), strict=True))
+        new = nodes.op.Mul(key, value, shape=state.shape)
+        kept = state
+        if not self.decay.is_empty():
+            decay = nodes.cast(_last(nodes, self.decay), kind)
+            faded = nodes.op.Reshape(nodes.op.Exp(decay), columns)
+            kept = nodes.op.Mul(state, faded, shape=state.shape)
+        return nodes.op.Add(kept, new, shape=state.shape)
 
 
 def delayed_tokens(nodes: Nodes, x: gs.Tensor, by: int = 1) -> gs.Tensor:
@@ -82,6 +120,12 @@ def _cut(nodes: Nodes, x: gs.Tensor, start: int, end: int = INT64.max) -> gs.Var
     made = nodes.add("Slice", [x, *given], np.dtype(x.dtype))
     made.shape = None
     return made
+
+
+def _last(nodes: Nodes, x: gs.Tensor) -> gs.Variable:
+    """Return the last token, (B, C)."""
+    batch, _, channels = known_shape(x)
+    return nodes.op.Gather(x, np.asarray(-1, np.int64), axis=1, shape=[batch, channels])
 
 
 def reversed_tokens(nodes: Nodes, x: gs.Tensor) -> gs.Tensor:

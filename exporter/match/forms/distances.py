@@ -144,8 +144,8 @@ def _read(e: Evaluator, tensor: gs.Tensor) -> ByDistance:
 
 
 def _number(value: float) -> ByDistance:
-    # Positions are not compared with the numbers that fill masks.
-    reach = math.ceil(abs(value)) if value > VERY_NEGATIVE else 0
+    # Positions are not compared with the numbers that fill masks, -inf or inf among them.
+    reach = math.ceil(abs(value)) if VERY_NEGATIVE < value < math.inf else 0
     return ByDistance(reach, lambda d: np.full(len(d), value))
 
 

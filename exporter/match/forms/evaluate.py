@@ -16,7 +16,7 @@ from linexport.graph.monomials import ONE, Size, parse
 from linexport.graph.operators import ELEMENTWISE
 from linexport.graph.partial_eval import Values
 from linexport.match.forms import algebra
-from linexport.match.forms.axes import Axis, Index, size_of
+from linexport.match.forms.axes import Axis, Index, fresh, size_of
 from linexport.match.forms.initializers import of_value
 from linexport.match.forms.step_values import StepNames
 from linexport.match.forms.terms import Form, Leaf, StepValue, Term
@@ -86,6 +86,8 @@ class Evaluator:
         bound: forms of a body's inputs.
         outer: of the graph a body is in.
         ends: names of values that others see as tensors of the graph, whatever they are made of.
+        initial: names of given states before the first token, which are read as zeros: see
+            ``search.initial_states``.
         names: of values of loops that no rule follows, where such values are named.
         step: of the body of a loop whose values are named, the parameter that counts steps.
         named: those of such a body that have a name elsewhere.
@@ -109,15 +111,16 @@ class Evaluator:
         bound: Mapping[str, Form] | None = None,
         outer: Evaluator | None = None,
         ends: Collection[str] = (),
+        initial: Collection[str] = (),
         names: StepNames | None = None,
         step: Axis | None = None,
         named: Mapping[str, gs.Tensor] | None = None,
     ) -> None:
         self.graph, self.outer = graph, outer
-        self.ends, self.names = ends, names
+        self.ends, self.initial, self.names = ends, initial, names
         self._step, self._named = step, named or {}
         self.inside: dict[str, Form] = {}
-        self.values = Values(self.sizes)
+        self.values = Values(self.sizes, initial)
         self.opaque_over: dict[str, gs.Node] = {}
         self.pieces: dict[str, Pieces] = {}
         self.padded: dict[str, Along] = {}
@@ -206,6 +209,9 @@ class Evaluator:
             if form is not None and self.names is not None:
                 terms = tuple(without_inverses(t) for t in form.terms)
                 form = replace(form, terms=terms)
+            if output.name in self.initial:
+                self._forms[output.name] = self._source(output)
+                continue
             reasonable = form is not None and algebra.reasonable(form)
             if form is not None and reasonable and output.name not in self.ends:
                 self._forms[output.name] = form
@@ -295,6 +301,8 @@ class Evaluator:
             parse(d) if isinstance(d, int) or (isinstance(d, str) and d) else _unknown(tensor, i)
             for i, d in enumerate(tensor.shape)
         ]
+        if tensor.name in self.initial:
+            return algebra.constant(0.0, tuple(map(fresh, shape)))
         counted = self.values.get(tensor)
         if counted is not None and counted.ndim == 0:
             return algebra.counted(counted.item())

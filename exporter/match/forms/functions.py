@@ -26,17 +26,26 @@ FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def write(b: Body, function: Function, x: str) -> str:
-    """The function as nodes; returns the value."""
+    """The function as nodes; returns the value.
+
+    A number without a type has that of what it is combined with, which need not be that of x: a
+    function may begin with a cast.
+    """
     op = function[0]
     if op == "x":
         return x
     if op == "none":
         return ""
     if op == "const":
-        value = b.const(np.asarray(function[1], function[2] or np.float32))
+        value = b.const(function[1], np.dtype(function[2] or np.float32))
         return value if function[2] else str(b.CastLike(value, x))
     attributes: dict[str, Any] = {k: _listed(v) for k, v in function[1]}
-    return str(b.node(op, *(write(b, f, x) for f in function[2:]), **attributes))
+    operands = dict(enumerate(function[2:]))
+    written = {i: write(b, f, x) for i, f in operands.items() if f[0] != "const"}
+    first = 1 if op == "Where" else 0  # behind its condition
+    like = next((y for i, y in written.items() if i >= first and y), x)
+    written |= {i: write(b, f, like) for i, f in operands.items() if f[0] == "const"}
+    return str(b.node(op, *(written[i] for i in operands), **attributes))
 
 
 def _listed(value: object) -> object:

@@ -63,6 +63,11 @@ class TokenSizes:
         """Return whether an axis of a tensor has some rows more or fewer than there are tokens."""
         return any(self.excess(size) for size in stated_sizes(tensor) or ())
 
+    def lacks(self, tensor: gs.Tensor) -> bool:
+        """Return whether no axis of a tensor follows from the number of tokens."""
+        sizes = stated_sizes(tensor)
+        return sizes is not None and not any(self.symbol in symbols_in(s) for s in sizes)
+
     def whole(self, length: int) -> int:
         """Return the shortest number of tokens that a graph takes and is not below another one."""
         return -(-length // self.unit) * self.unit

@@ -124,7 +124,13 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
 def common_multiple(
     terms: Sequence[Term], product: Term, query_position: Index, key_position: Index
 ) -> Term | None:
-    """Return X where two terms are X_t and -X_s; None of others."""
+    """Return X where two terms are X_t and -X_s; None of others.
+
+    Positions of as many axes are alike. Those of a pixel are two on one side, its height and width,
+    where the other side has the number of the pixel.
+    """
+    if len(query_position) != len(key_position):
+        return None
     at_row = [x for x in terms if x.axes & set(query_position)]
     at_column = [x for x in terms if x.axes & set(key_position)]
     if len(terms) != 2 or len(at_row) != 1 or len(at_column) != 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.axes import Axis, Index, size_of
+from linexport.match.forms.terms import Leaf
 from linexport.match.roles.roles import Roles
 
 
@@ -31,6 +32,10 @@ def head_layout(roles: Roles) -> HeadLayout:
     # Keys of 1 are made for every query.
     key = roles.heads(roles.key) if roles.key else query
     value = roles.heads(roles.value) if roles.value else key
+    # Heads that share keys and values, and fade each at its own rate, have a state each: values are
+    # repeated for them.
+    faded = roles.heads(roles.decay.of(Leaf)) if roles.decay else set()
+    value = value | (faded & query)
     kv = key | value
     # The op lets queries share keys, or keys share queries, not each in one label: then queries
     # are repeated for the labels that only keys have.

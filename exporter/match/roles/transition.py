@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import is_read, original_of
+from linexport.graph.edit import original_of
 from linexport.match.forms.axes import Axis, Index, Renaming
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.scan import followed, logarithm_of, steps_of
@@ -48,10 +48,13 @@ class _Parts:
 
 
 def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
-    """Return the roles of the only output of all steps, and its form; None of another loop."""
+    """Return the roles of the only output of all steps, and its form; None of another loop.
+
+    The state behind the last step may be read as well: it is a state of the fused node.
+    """
     count = node.attrs.get("num_scan_inputs", 0)
     single = len(node.inputs) == count + 1 and len(node.outputs) == 2
-    if node.op != "Scan" or not single or is_read(e.graph, node.outputs[0]):
+    if node.op != "Scan" or not single:
         return None
     body, start, steps = node.attrs["body"], e.form(node.inputs[0]), steps_of(e, node, 1, count)
     if steps is None or start is None or start.scalar != 0:

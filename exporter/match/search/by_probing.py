@@ -9,7 +9,7 @@ every assignment of roles to them is tried on random values, and the one that fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_graphsurgeon as gs
 
@@ -29,17 +29,20 @@ from linexport.match.search.rewriter import Rewriter
 from linexport.match.search.stateful_region import Region, Regions
 
 
-def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
+def replace_loops(
+    graph: gs.Graph, withdrawn: Mapping[str, str], initial: Collection[str] = ()
+) -> Findings:
     """Replace what loops compute, where it is linear attention with a state.
 
     Args:
         graph: changed in place.
         withdrawn: matches to leave as they are, by the value they compute, with the reason.
+        initial: given states before the first token, see ``initial_states``.
     """
     loops = [node for node in graph.nodes if node.op in LOOPS]
     if not loops:
         return Findings()
-    rewriter = Rewriter(graph, Evaluator(graph))
+    rewriter = Rewriter(graph, Evaluator(graph, initial=initial))
     regions = Regions(graph, rewriter.evaluator)
     for loop in loops:
         covered = any(o.name in rewriter.covered for o in loop.outputs)

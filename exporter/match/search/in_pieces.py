@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import nodes_behind
 from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.partial_eval import stated_sizes
-from linexport.graph.run_subgraph import NotRunnableError, session, symbols_in
+from linexport.graph.run_subgraph import NotRunnableError, session
 from linexport.match.emit.candidate import inputs_of
 from linexport.match.forms.token_sizes import (
     LARGEST,
@@ -54,11 +54,13 @@ class Window:
         given: the former.
         nodes: in graph order, with those that compute positions for them.
         ends: the latter.
+        lasts: values without tokens, which are those behind the last token.
     """
 
     given: tuple[Moved, ...]
     nodes: tuple[gs.Node, ...]
     ends: tuple[gs.Tensor, ...]
+    lasts: tuple[gs.Tensor, ...]
 
 
 class WindowReader:
@@ -84,20 +86,25 @@ class WindowReader:
         """
         given = {first.result.name: first}
         while True:
-            nodes, ends = self._forward(given)
+            nodes, ends, lasts = self._forward(given)
             joined = self._joined(nodes, given)
             if not joined:
                 break
             given |= joined
-        window = Window(tuple(given.values()), self._with_positions(nodes), tuple(ends))
+        window = Window(
+            tuple(given.values()), self._with_positions(nodes), *map(tuple, (ends, lasts))
+        )
         for length in (1, 3):
             self._prove(window, length)
         return window
 
-    def _forward(self, given: Mapping[str, Moved]) -> tuple[list[gs.Node], list[gs.Tensor]]:
-        """Return the nodes behind values up to those that have one row a token, and these."""
+    def _forward(
+        self, given: Mapping[str, Moved]
+    ) -> tuple[list[gs.Node], list[gs.Tensor], list[gs.Tensor]]:
+        """Return the nodes behind values up to those of one row a token or of none, and these."""
         pending = [moved.result for moved in given.values()]
-        nodes, ends = dict[int, gs.Node](), dict[str, gs.Tensor]()
+        nodes = dict[int, gs.Node]()
+        ends, lasts = dict[str, gs.Tensor](), dict[str, gs.Tensor]()
         while pending:
             tensor = pending.pop()
             if tensor.name in self._outputs:
@@ -109,17 +116,13 @@ class WindowReader:
                 for made in node.outputs:
                     if self.sizes.axis(made) is not None:
                         ends[made.name] = made
-                    elif self._lacks_tokens(made):
-                        raise NoWindowError(f"{node.op} {node.name} gives no row a token")
+                    elif self.sizes.lacks(made):
+                        lasts[made.name] = made
                     else:
                         pending.append(made)
             if len(nodes) > MOST_NODES:
                 raise NoWindowError(f"more than {MOST_NODES} nodes see them")
-        return list(nodes.values()), list(ends.values())
-
-    def _lacks_tokens(self, tensor: gs.Tensor) -> bool:
-        sizes = stated_sizes(tensor)
-        return sizes is not None and not any(self.sizes.symbol in symbols_in(s) for s in sizes)
+        return list(nodes.values()), list(ends.values()), list(lasts.values())
 
     def _joined(self, nodes: Sequence[gs.Node], given: Mapping[str, Moved]) -> dict[str, Moved]:
         """Return more values with rows in front that nodes read."""
@@ -158,7 +161,7 @@ class WindowReader:
         lengths = [self.sizes.whole(n) for n in (1, rows + 2, 1, rows // 2 + 1, times * rows + 3)]
         made = {m.result.name: m for m in window.given}
         others = [t for t in inputs_of(window.nodes) if t.name not in made]
-        sources = [m.source for m in window.given]
+        sources = [t for m in window.given for t in (m.source, m.start) if t is not None]
         tensors = [*sources, *(t for t in others if t.name not in {s.name for s in sources})]
         if any(stated_sizes(t) is None or t.dtype is None for t in tensors):
             raise NoWindowError("the sizes of what they read are not known")
@@ -172,7 +175,7 @@ class WindowReader:
             for t, shape in zip(tensors, shapes, strict=True)
         }
         inputs = [*(m.result for m in window.given), *others]
-        for end in window.ends:
+        for end in (*window.ends, *window.lasts):
             try:
                 run = session(inputs, window.nodes, end, self._imports)
                 (whole,) = run.run(None, self._fed(window, others, values, 0, sum(lengths)))
@@ -186,8 +189,7 @@ class WindowReader:
                 log.info("%s does not run in pieces: %s", end.name, error)
                 raise NoWindowError(f"{end.name} is not computed of pieces of a sequence") from None
             axis = self.sizes.axis(end)
-            assert axis is not None
-            joined = np.concatenate(parts, axis)
+            joined = parts[-1] if axis is None else np.concatenate(parts, axis)
             if not nearly_equal(joined, whole):
                 raise NoWindowError(f"{end.name} differs in pieces of {lengths} tokens")
 
@@ -202,7 +204,8 @@ class WindowReader:
         """Return the inputs for the tokens from one place to another."""
         fed = {}
         for moved in window.given:
-            long = moved.applied(values[moved.source.name])
+            rows = None if moved.start is None else values[moved.start.name]
+            long = moved.applied(values[moved.source.name], rows)
             last = end + moved.front + min(moved.behind, 0)
             part = np.take(long, range(start, last), moved.axis)
             fed[moved.result.name] = moved.ended(part)

@@ -1,24 +1,22 @@
 """Linear loops over tokens that no operator has: the part of their step that is in the way.
 
-g' = a g + u            each state by itself, entry by entry, from zeros or weights: is read
+g' = a g + u            each state by itself, entry by entry: is read
 g' = a g + h            two that read each other, h' = b h + g
 H' = b H + G            one that reads another, of a full matrix
-H' = H A_t + U          a full matrix of each token, from weights
+H' = H A_t + U          a full matrix of each token
 y  = g + h              a readout that adds two states
 H' = (1 - a b^T) H + u  one that decays by a sum
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import onnx_graphsurgeon as gs
 
-from linexport.graph.scan_body import reached, starts_of
+from linexport.graph.scan_body import reached
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.scan import Steps, read_steps
 from linexport.match.forms.step_terms import by_states, states_in
-from linexport.match.forms.terms import Form, Leaf
+from linexport.match.forms.terms import Form
 
 LINEAR = "is linear in its states, but "
 
@@ -26,17 +24,6 @@ OTHER = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
     "The loop is kept"
-)
-
-WEIGHTS = LINEAR + (
-    "the decay is not one number for each entry, and they begin with weights, where delta rules "
-    "of the operators begin with zeros. The loop is kept"
-)
-
-BEGUN = LINEAR + (
-    "begins with a state that is computed of the inputs, where the operators begin with zeros or "
-    "with weights. The loop is kept. Begin the state with zeros and add its initial value to "
-    "the first token"
 )
 
 CASCADE = LINEAR + (
@@ -63,15 +50,7 @@ SUM = LINEAR + (
 def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
     """Return why a Scan, or a Loop, that is linear in its states is not fused."""
     steps = read_steps(e, node) if node.op == "Scan" else None
-    starts = starts_of(node)
-    entrywise = steps is None or all(_is_entrywise(f, steps) for f in steps.following.values())
-    if not entrywise and all(map(e.values.is_zero, starts)):
-        return OTHER
-    if any(map(partial(_is_computed, e), starts)):
-        return BEGUN
-    if not entrywise:
-        return WEIGHTS
-    if steps is None:
+    if steps is None or not all(_is_entrywise(f, steps) for f in steps.following.values()):
         return OTHER
     read = {name: states_in(form, steps.following) for name, form in steps.following.items()}
     others = [(name, other) for name, own in read.items() for other in own - {name}]
@@ -83,14 +62,6 @@ def linear_loop_reason(e: Evaluator, node: gs.Node) -> str:
     if any(len(states_in(form, steps.following)) > 1 for form in steps.outputs):
         return SUM
     return RATES if any(map(_has_sum_of_rates, steps.following.items())) else OTHER
-
-
-def _is_computed(e: Evaluator, start: gs.Tensor) -> bool:
-    """Return whether a state before all steps depends on values of the inputs."""
-    form = e.form(start)
-    if form is None or e.is_weight(start):
-        return form is None
-    return any(not e.is_weight(f.tensor) for term in form.terms for f in term.of(Leaf))
 
 
 def _has_sum_of_rates(state: tuple[str, Form | None]) -> bool:

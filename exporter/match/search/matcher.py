@@ -7,17 +7,19 @@ its reshapes and its normaliser, unless something else reads one on the way.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import nodes_behind, producer
+from linexport.graph.edit import detach, nodes_behind, producer
 from linexport.graph.findings import Findings, UnmatchedCandidate
 from linexport.graph.operators import CONTRACTIONS, RESHAPES
+from linexport.graph.run_subgraph import symbols_in
 from linexport.match.emit.attention import MatchWriter, ScaleWriter
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms import rules
+from linexport.match.forms.axes import size_of
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.terms import Form, Leaf
 from linexport.match.forms.token_sizes import of_positions
@@ -29,7 +31,7 @@ from linexport.match.roles.read import read_roles
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import weights_below
 from linexport.match.roles.subgraph import Root
-from linexport.match.search.rewriter import Rewriter, withdraw
+from linexport.match.search.rewriter import Rewriter
 from linexport.match.search.speculate_if import why_kept
 
 log = logging.getLogger(__name__)
@@ -62,10 +64,16 @@ class Search(Rewriter):
         graph: changed in place.
         withdrawn: matches to leave as they are, by the name of the value they compute, with the
             reason.
+        initial: given states before the first token, see ``initial_states``.
     """
 
-    def __init__(self, graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> None:
-        super().__init__(graph, Evaluator(graph))
+    def __init__(
+        self,
+        graph: gs.Graph,
+        withdrawn: Mapping[str, str] | None = None,
+        initial: Collection[str] = (),
+    ) -> None:
+        super().__init__(graph, Evaluator(graph, initial=initial))
         self.withdrawn = dict(withdrawn or {})
         self.unmatched: dict[str, UnmatchedCandidate] = {}
         self.stabilized = False
@@ -134,7 +142,8 @@ class Search(Rewriter):
         while name := next((n for n in roots if n not in tried and self._is_read(roots, n)), None):
             tried.add(name)
             before, refused = self.evaluator, self.unmatched
-            self.evaluator = Evaluator(self.graph, ends={*before.ends, name})
+            ends = {*before.ends, name}
+            self.evaluator = Evaluator(self.graph, ends=ends, initial=before.initial)
             self.unmatched = {}
             found = self._roots()
             if any(name in (f.tensor.name for f in r.roles.leaves) for r in found.values()):
@@ -289,13 +298,27 @@ class Search(Rewriter):
                     and _is_whole(inner, root.roles)
                 ):
                     return True
-                read_outside = any(id(r) not in inside for r in tensor.outputs)
+                read_outside = any(
+                    id(r) not in inside and not self._is_last(r, root) for r in tensor.outputs
+                )
                 # What something outside reads has to be computed anyway, so it is fused by itself.
                 # Not the numerator of a quotient, though: the whole quotient is worth more.
                 whole = inner.normalize == root.roles.normalize
                 if whole and (read_outside or id(tensor) in self.outputs):
                     return True
         return False
+
+    def _is_last(self, node: gs.Node, root: Root) -> bool:
+        """Return whether a node takes a value without tokens, such as the state of the last chunk.
+
+        A state of the whole attention may be that value; see ``final_states``. Where it is none,
+        what the node reads is fused by itself after all.
+        """
+        tokens = symbols_in(size_of(root.roles.query_position))
+        every = [self.evaluator.sizes(t) for t in node.outputs]
+        return bool(tokens) and all(
+            sizes is not None and not any(symbols_in(s) & tokens for s in sizes) for sizes in every
+        )
 
     def _replace(self, root: Root) -> None:
         # Before the first token the model has no key, and a map makes a key of zeros. Features of
@@ -340,7 +363,7 @@ class Search(Rewriter):
             writer.write()
             self.swap(root, writer)
         except (NotAttentionError, ProofFailedError):
-            withdraw(writer.nodes)
+            detach(writer.nodes)
             raise
 
 

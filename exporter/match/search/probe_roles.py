@@ -182,7 +182,7 @@ class _Runs:
         nodes: Sequence[gs.Node],
         imports: Mapping[str, int],
     ) -> None:
-        self.region = region
+        self.region, self._initial = region, evaluator.initial
         inputs = inputs_of(nodes)
         sizes = [(t, evaluator.sizes(t)) for t in inputs]
         self._inputs = [(t, s) for t, s in sizes if s is not None and t.dtype is not None]
@@ -221,7 +221,8 @@ class _Runs:
             return None  # no chunk is full: ONNX Runtime crashes in a Scan of none
         for tensor, sizes in sized:
             x = random.standard_normal(sizes)
-            fed[tensor.name] = drawn.get(tensor.name, unit)(x).astype(np.dtype(tensor.dtype))
+            made = 0 * x if tensor.name in self._initial else drawn.get(tensor.name, unit)(x)
+            fed[tensor.name] = made.astype(np.dtype(tensor.dtype))
         try:
             (result,) = self._session.run(None, fed)
         except Exception:  # a length that the nodes do not take

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import detach
 from linexport.graph.findings import RejectedMatch
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.match.emit import whole_chunks
@@ -15,8 +18,12 @@ from linexport.match.emit.operands import Factors
 from linexport.match.errors import NotAttentionError
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.terms import Leaf
-from linexport.match.proof.prove import ProofFailedError, prove
+from linexport.match.proof.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.match.roles.subgraph import Root, dead_nodes, reads
+from linexport.match.search.final_states import MAX_TRIED, FinalStates
+from linexport.match.search.initial_states import InitialStates
+
+log = logging.getLogger(__name__)
 
 
 class Rewriter:
@@ -48,8 +55,14 @@ class Rewriter:
 
     def region(self, root: gs.Tensor, leaves: Sequence[Leaf]) -> tuple[gs.Node, ...]:
         """Return the nodes that compute a value from leaves, in graph order."""
+        return self._ordered(self._behind(root, leaves))
+
+    def _ordered(self, nodes: Iterable[gs.Node]) -> tuple[gs.Node, ...]:
+        return tuple(sorted(nodes, key=lambda n: self.place[id(n)]))
+
+    def _behind(self, root: gs.Tensor, leaves: Sequence[Leaf]) -> list[gs.Node]:
         # Leaves are what the fused node reads, so nothing behind them is replaced.
-        stops = {leaf.tensor.name for leaf in leaves}
+        stops = {leaf.tensor.name for leaf in leaves} | {*self.evaluator.initial}
         found: dict[int, gs.Node] = {}
         pending = [root]
         while pending:
@@ -60,7 +73,7 @@ class Rewriter:
                 found[id(node)] = node
                 if node.op != "Shape":
                     pending += reads(node)
-        return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
+        return list(found.values())
 
     def free_lengths(self) -> None:
         """Have the graph take any number of tokens, where matches took whole chunks alone."""
@@ -77,15 +90,55 @@ class Rewriter:
         writer.takes_logarithms = any(node.op == "Log" for node in root.region)
         try:
             fused = writer.write()
-            proof = self.swap(root, writer)
+            candidate, proof = self._swap_begun(root, writer, fused)
         except (NotAttentionError, ProofFailedError) as error:
-            withdraw(writer.nodes)
+            detach(writer.nodes)
             return error
         replaced = tuple(n.name for n in dead_nodes(root.region, self.outputs))
         self.matches.append(match_record(root, fused, writer, replaced, proof))
+        self._read_final_states(
+            FinalStates(self.graph, self.evaluator, root.roles, fused, candidate, writer.undelayed)
+        )
         return None
 
-    def swap(self, root: Root, writer: Factors) -> ProofRecord:
+    def _swap_begun(
+        self, root: Root, writer: MatchWriter, fused: gs.Node
+    ) -> tuple[RewriteCandidate, ProofRecord]:
+        """Have the root computed by a fused node, which takes the states that are given.
+
+        Raises:
+            ProofFailedError: it computes something else.
+        """
+        given = InitialStates(self.evaluator, root.roles, root.region, fused)
+        if not given.states:
+            return self.swap(root, writer)
+        own = list(writer.nodes)
+        for begun in islice(given.ways(), MAX_TRIED):
+            writer.nodes = [*begun.nodes, *own]
+            begun.put()
+            try:
+                return self.swap(root, writer)
+            except ProofFailedError as reason:
+                log.debug("%s does not begin so: %s", root.tensor.name, reason)
+                begun.take_back()
+        writer.nodes = own
+        names = ", ".join(t.name for t in given.states)
+        raise ProofFailedError(f"it begins with {names}, which the operator does not begin with")
+
+    def _read_final_states(self, states: FinalStates) -> None:
+        """Have states behind the last token given by a fused node, where they are states of it."""
+        for tensor in states.values():
+            nodes = self._behind(tensor, states.roles.leaves)
+            if not all(id(node) in self.place for node in nodes):
+                continue  # computed of another match
+            region = self._ordered(nodes)
+            found = states.find(tensor, region)
+            if found is not None:
+                self._put(tensor, region, found.nodes, found.result)
+                self.whole |= self._whole_chunks(found.candidate)
+        states.clear_unread()
+
+    def swap(self, root: Root, writer: Factors) -> tuple[RewriteCandidate, ProofRecord]:
         """Have the root computed by nodes that were written.
 
         Raises:
@@ -93,24 +146,29 @@ class Rewriter:
         """
         candidate = rewrite_candidate(self.evaluator, self.imports, root, writer)
         proof = prove(candidate)
-        self.whole |= whole_chunks.needed_by(self.graph, self.evaluator.values, candidate)
+        self.whole |= self._whole_chunks(candidate)
+        self._put(root.tensor, root.region, writer.nodes, writer.result)
+        return candidate, proof
+
+    def _whole_chunks(self, candidate: RewriteCandidate) -> set[str]:
+        return whole_chunks.needed_by(self.graph, self.evaluator.values, candidate)
+
+    def _put(
+        self,
+        tensor: gs.Variable,
+        region: Sequence[gs.Node],
+        nodes: Sequence[gs.Node],
+        result: gs.Tensor,
+    ) -> None:
+        """Have a value computed by nodes that were written, in place of a region."""
         # Other outputs of the same loop may be matches of their own.
-        siblings = [t for t in root.tensor.inputs[0].outputs if t is not root.tensor]
-        inside = [t for n in root.region for t in n.outputs]
+        siblings = [t for t in tensor.inputs[0].outputs if t is not tensor]
+        inside = [t for n in region for t in n.outputs]
         self.covered |= {t.name for t in inside if not any(t is o for o in siblings)}
-        for node in list(root.tensor.inputs):
-            old = gs.Variable(f"{root.tensor.name}/before")
-            node.outputs = [old if o is root.tensor else o for o in node.outputs]
-        result = writer.result
-        if result.inputs and result.inputs[0] in writer.nodes:
+        for node in list(tensor.inputs):
+            old = gs.Variable(f"{tensor.name}/before")
+            node.outputs = [old if o is tensor else o for o in node.outputs]
+        if result.inputs and result.inputs[0] in nodes:
             last = result.inputs[0]
-            last.outputs = [root.tensor if o is result else o for o in last.outputs]
-        self.graph.nodes += writer.nodes
-        return proof
-
-
-def withdraw(nodes: Sequence[gs.Node]) -> None:
-    """Detach nodes that were written from the graph, whose tensors list their consumers."""
-    for node in nodes:
-        node.inputs.clear()
-        node.outputs.clear()
+            last.outputs = [tensor if o is result else o for o in last.outputs]
+        self.graph.nodes += nodes

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import detach
 from linexport.graph.monomials import parse
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
@@ -28,7 +29,7 @@ from linexport.match.proof.prove import ProofFailedError
 from linexport.match.roles.decay import common_exponent
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.subgraph import Root
-from linexport.match.search.rewriter import Rewriter, withdraw
+from linexport.match.search.rewriter import Rewriter
 from linexport.match.search.stateful_region import depends
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def _is_replaced(rewriter: Rewriter, node: gs.Node) -> bool:
         rewriter.swap(root, writer)
     except (NotAttentionError, ProofFailedError) as reason:
         log.debug("%s %r is left as it is: %s", node.op, node.name, reason)
-        withdraw(writer.nodes)
+        detach(writer.nodes)
         return False
     log.info("rewriting %s %r", node.op, node.name)
     return True

@@ -1,6 +1,7 @@
 """Values that are earlier tokens of another value, whichever operators move them.
 
     y = c ... c ++ x ++ c ... c          cut to its first T + n tokens, n fixed
+    y = s_1 .. s_k ++ x ++ c ... c       rows of a given value s in front
 
 A delay by k has k rows in front and T in all. Padding and slicing, gathering by positions, rolling
 under a mask, writing into zeros, products with a shifted diagonal: all of these put entries
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +52,9 @@ MOST_NODES = 40
 FIRST = "first"
 """The filling where rows before the first token repeat it."""
 
+GIVEN = "given"
+"""The filling where rows before the first token are the last rows of another value."""
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -62,8 +66,9 @@ class Moved:
         axis: of the tokens, in both.
         front: rows before the first token; 0 for what undoes a move.
         behind: rows behind the last one; below 0, the number of last tokens that are left out.
-        fill: the number in rows in front, or ``FIRST``.
+        fill: the number in rows in front, ``FIRST`` or ``GIVEN``.
         end: the number in rows behind.
+        start: the value whose last rows are in front, where they are given.
     """
 
     source: gs.Tensor
@@ -73,11 +78,18 @@ class Moved:
     behind: int
     fill: float | str
     end: float
+    start: gs.Tensor | None = None
 
-    def applied(self, x: np.ndarray) -> np.ndarray:
-        """Return the result without rows behind and without leaving any out."""
-        rows = _Change(self.front, 0, self.fill, 0.0)(np.moveaxis(x, self.axis, 0))
-        return np.moveaxis(rows, 0, self.axis)
+    def applied(self, x: np.ndarray, start: np.ndarray | None) -> np.ndarray:
+        """Return the result without rows behind and without leaving any out.
+
+        Args:
+            x: the source.
+            start: the value whose last rows are in front, where they are given.
+        """
+        given = None if start is None else np.moveaxis(start, self.axis, 0)
+        change = _Change(self.front, 0, self.fill, 0.0)
+        return np.moveaxis(change(np.moveaxis(x, self.axis, 0), given), 0, self.axis)
 
     def ended(self, x: np.ndarray) -> np.ndarray:
         """Return a part of it with the rows behind."""
@@ -97,10 +109,19 @@ class Moved:
 
 
 class MoveReader:
-    """Reads values of a graph as moved tokens of others."""
+    """Reads values of a graph as moved tokens of others.
 
-    def __init__(self, graph: gs.Graph, sizes: TokenSizes) -> None:
+    Args:
+        graph: its nodes are in order.
+        sizes: which symbol is the number of tokens.
+        of_no_token: whether a value follows from what is the same for all tokens.
+    """
+
+    def __init__(
+        self, graph: gs.Graph, sizes: TokenSizes, of_no_token: Callable[[gs.Tensor], bool]
+    ) -> None:
         self.sizes, self.positions = sizes, of_positions(graph)
+        self._of_no_token = of_no_token
         self._imports = imports_of(graph)
         self._place = {id(node): i for i, node in enumerate(graph.nodes)}
 
@@ -110,11 +131,9 @@ class MoveReader:
             return None
         for source in self._sources(result):
             region = self._region(result, source)
-            if region is None or not any(self._works_along(node) for node in region):
+            if region is None or not any(self._works_along(node) for node in region.nodes):
                 continue
-            axis = self.sizes.axis(source)
-            assert axis is not None
-            found = self._run(source, result, axis, region)
+            found = self._run(source, result, region)
             if found is not None and (found.front > 0 or found.is_delay):
                 return found
         return None
@@ -141,9 +160,12 @@ class MoveReader:
             if isinstance(t, gs.Variable) and not t.is_empty() and t.name not in self.positions
         ]
 
-    def _region(self, result: gs.Tensor, source: gs.Tensor) -> list[gs.Node] | None:
-        """Return the nodes that make a value of another one and of positions; None if others do."""
-        found: list[gs.Node] = []
+    def _region(self, result: gs.Tensor, source: gs.Tensor) -> _Region | None:
+        """Return the nodes that make a value of another one, of positions and of given rows.
+
+        None where others do.
+        """
+        found, starts = list[gs.Node](), dict[str, gs.Tensor]()
         pending, seen = [result], {source.name}
         while pending:
             tensor = pending.pop()
@@ -152,6 +174,9 @@ class MoveReader:
                 continue
             seen.add(tensor.name)
             fixed = tensor.name in self.positions
+            if not fixed and self.sizes.lacks(tensor) and self._of_no_token(tensor):
+                starts[tensor.name] = tensor
+                continue
             if node is None or (not fixed and node.op not in MOVING):
                 return None
             if any(node is n for n in found):
@@ -159,9 +184,10 @@ class MoveReader:
             found.append(node)
             if node.op not in SIZES_ONLY:
                 pending += node.inputs
-            if len(found) > 2 * MOST_NODES:
+            if len(found) > 2 * MOST_NODES or len(starts) > 1:
                 return None
-        return sorted(found, key=lambda n: self._place[id(n)])
+        nodes = sorted(found, key=lambda n: self._place[id(n)])
+        return _Region(nodes, next(iter(starts.values()), None))
 
     def _works_along(self, node: gs.Node) -> bool:
         """Return whether a node may move entries along the tokens."""
@@ -172,18 +198,18 @@ class MoveReader:
         sizes = stated_sizes(node.outputs[0])
         return sizes is None or self.sizes.symbol in symbols_in(sizes[node.attrs["axis"]])
 
-    def _run(
-        self, source: gs.Tensor, result: gs.Variable, axis: int, region: Sequence[gs.Node]
-    ) -> Moved | None:
+    def _run(self, source: gs.Tensor, result: gs.Variable, region: _Region) -> Moved | None:
         """Return how the tokens are moved, where that is the same at all lengths."""
-        reach = reach_of(region)
-        given: list[gs.Tensor] = [*inputs_of(region)]
+        axis, (nodes, start) = self.sizes.axis(source), region
+        assert axis is not None
+        reach = reach_of(nodes)
+        given: list[gs.Tensor] = [*inputs_of(nodes)]
         if source not in given:
             given.append(source)
         if reach is None or any(stated_sizes(t) is None or t.dtype is None for t in given):
             return None
         try:
-            run = session(given, region, result, self._imports)
+            run = session(given, nodes, result, self._imports)
         except NotRunnableError as reason:
             log.debug("%s is not read: %s", result.name, reason)
             return None
@@ -203,6 +229,10 @@ class MoveReader:
             pairs = zip(given, shapes, strict=True)
             fed = {t.name: numbers(random, shape, t.dtype) for t, shape in pairs}
             x = np.moveaxis(fed[source.name], axis, 0)
+            rows = None if start is None else fed[start.name]
+            if rows is not None and rows.ndim != x.ndim:
+                return None
+            front = None if rows is None else np.moveaxis(rows, axis, 0)
             try:
                 (made,) = run.run(None, fed)
             except Exception as error:
@@ -213,7 +243,7 @@ class MoveReader:
             if made.ndim != x.ndim or made.dtype != x.dtype:
                 return None
             y = np.moveaxis(made, axis, 0)
-            own = _change(x, y) if long else None
+            own = _change(x, y, front) if long else None
             if own is not None:
                 found.add(own)
             # Another change at another length is one that depends on the length.
@@ -222,9 +252,17 @@ class MoveReader:
             (change,) = found
             # The example may be shorter than the padding in front: a length at which the model does
             # not run does not speak against the shift.
-            if len(y) == len(change(x)) and not np.array_equal(y, change(x)):
+            expected = change(x, front)
+            if len(y) == len(expected) and not np.array_equal(y, expected):
                 return None
-        return Moved(source, result, axis, *change)
+        return Moved(source, result, axis, *change, start if change.fill == GIVEN else None)
+
+
+class _Region(NamedTuple):
+    """Nodes that make a value, in graph order, and the value whose rows they put in front."""
+
+    nodes: list[gs.Node]
+    start: gs.Tensor | None
 
 
 class _Change(NamedTuple):
@@ -235,35 +273,39 @@ class _Change(NamedTuple):
     fill: float | str
     end: float
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return what it makes of rows."""
-        before = np.full(
-            (self.front, *x.shape[1:]), 0 if self.fill == FIRST else self.fill, x.dtype
-        )
-        if self.fill == FIRST:
+    def __call__(self, x: np.ndarray, start: np.ndarray | None) -> np.ndarray:
+        """Return what it makes of rows, with those of a start in front where they are given."""
+        if self.fill == GIVEN:
+            assert start is not None
+            before = start[len(start) - self.front :]
+        elif self.fill == FIRST:
             before = np.repeat(x[:1], self.front, axis=0)
+        else:
+            before = np.full((self.front, *x.shape[1:]), self.fill, x.dtype)
         after = np.full((max(self.behind, 0), *x.shape[1:]), self.end, x.dtype)
         return np.concatenate([before, x, after])[: max(len(x) + self.front + self.behind, 0)]
 
 
-def _change(x: np.ndarray, y: np.ndarray) -> _Change | None:
-    """Return what made y of the rows x, where it is such a change."""
+def _change(x: np.ndarray, y: np.ndarray, start: np.ndarray | None) -> _Change | None:
+    """Return what made y of the rows x, and of those of a start, where it is such a change."""
     if not x.size or x.shape[1:] != y.shape[1:]:
         return None
     same = (y == x[:1]).reshape(len(y), -1).all(1)
     # The filling may equal the first row, too: the last such row is tried first.
     for front in np.flatnonzero(same)[::-1]:
         kept = y[front : front + len(x)]
-        fill, end = _filling(y[:front], x), _filling(y[front + len(x) :], x)
+        fill, end = _filling(y[:front], x, start), _filling(y[front + len(x) :], x, None)
         if np.array_equal(kept, x[: len(kept)]) and fill is not None and isinstance(end, float):
             return _Change(int(front), int(len(y) - front - len(x)), fill, end)
     return None
 
 
-def _filling(rows: np.ndarray, x: np.ndarray) -> float | str | None:
-    """Return the number that rows are filled with, or that they repeat the first token."""
+def _filling(rows: np.ndarray, x: np.ndarray, start: np.ndarray | None) -> float | str | None:
+    """Return the number in rows, or that they repeat the first token or are those of a start."""
     if not rows.size:
         return 0.0
     if (rows == rows.ravel()[0]).all():
         return float(rows.ravel()[0])
+    if start is not None and np.array_equal(rows, start[max(len(start) - len(rows), 0) :]):
+        return GIVEN
     return FIRST if np.array_equal(rows, np.broadcast_to(x[:1], rows.shape)) else None

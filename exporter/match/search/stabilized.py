@@ -17,6 +17,7 @@ from functools import partial
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import detach
 from linexport.graph.findings import Findings
 from linexport.manifest.matches import ProofRecord
 from linexport.match.emit.attention import MatchWriter
@@ -28,13 +29,13 @@ from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.step_values import StepNames
 from linexport.match.forms.terms import IDENTITY, Form, Leaf, Nested, StepValue, Term
 from linexport.match.forms.unify import without_inverses
-from linexport.match.proof.prove import ProofFailedError, prove
+from linexport.match.proof.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.match.roles.homogeneity import Homogeneous
 from linexport.match.roles.read import read_roles
 from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import exponent_of
 from linexport.match.roles.subgraph import Root
-from linexport.match.search.rewriter import Rewriter, withdraw
+from linexport.match.search.rewriter import Rewriter
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class _Search(Rewriter):
             log.debug("%s is left as it is: %s", tensor.name, problem)
         self.covered |= {t.name for n in region for t in n.outputs}
 
-    def swap(self, root: Root, writer: Factors) -> ProofRecord:
+    def swap(self, root: Root, writer: Factors) -> tuple[RewriteCandidate, ProofRecord]:
         """Have the root computed by nodes that were written, if sums have the same maximum.
 
         A quotient is the same whatever maximum is subtracted, but for an epsilon: sums are not.
@@ -136,7 +137,7 @@ class _Search(Rewriter):
             whole = replace(found, region=region)
             prove(rewrite_candidate(self.evaluator, self.imports, whole, writer))
         finally:
-            withdraw(writer.nodes)
+            detach(writer.nodes)
 
     def _read(self, tensor: gs.Tensor) -> _Found | None:
         """Return an attention times exp of a negative number of each query."""

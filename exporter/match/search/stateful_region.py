@@ -10,7 +10,7 @@ from few values, others, with bounds somewhere, are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -20,6 +20,7 @@ from linexport.graph.edit import index_of, is_read, producer
 from linexport.graph.monomials import ONE, Size, parse
 from linexport.graph.operators import AXES_ONLY, INDEXING, LOOPS, MOVES, PRODUCTS, SUMS, groups
 from linexport.graph.run_subgraph import symbols_in
+from linexport.graph.scan_body import starts_of
 from linexport.match.emit.whole_chunks import is_whole
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.roles.subgraph import reads
@@ -57,10 +58,10 @@ class Regions:
 
     def __init__(self, graph: gs.Graph, evaluator: Evaluator) -> None:
         self.graph, self.evaluator = graph, evaluator
-        self.data = {t.name for t in graph.inputs}
+        self.data = {t.name for t in graph.inputs}.difference(evaluator.initial)
         for node in graph.nodes:
             if depends(node, self.data):
-                self.data |= {o.name for o in node.outputs}
+                self.data |= {o.name for o in node.outputs}.difference(evaluator.initial)
         self._mixed: dict[str, bool] = {}
         self._behind: set[str] | None = None
 
@@ -79,9 +80,12 @@ class Regions:
                     yield Region(root, leaves, tokens, places[0])
 
     def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
-        """Yield values that everything a loop computes passes through."""
+        """Yield values that everything a loop computes passes through, except its last states."""
         place = index_of(self.graph, loop)
+        count = len(starts_of(loop))
+        tokens = self._symbols(loop.outputs[count:]) - self._symbols(loop.outputs[:count])
         waiting = {o.name: o for o in loop.outputs if is_read(self.graph, o)}
+        waiting = self._without_last(waiting, tokens)
         inside = [loop]
         for _ in range(STEPS):
             # Nothing else is read of the loop: what follows can be replaced from here.
@@ -103,6 +107,25 @@ class Regions:
                 if any(id(n) not in done for n in t.outputs)
                 or any(t is o for o in self.graph.outputs)
             }
+            waiting = self._without_last(waiting, tokens)
+
+    def _symbols(self, tensors: Iterable[gs.Tensor]) -> set[str]:
+        return {n for t in tensors for s in self.evaluator.sizes(t) or () for n in symbols_in(s)}
+
+    def _without_last(
+        self, waiting: dict[str, gs.Variable], tokens: set[str]
+    ) -> dict[str, gs.Variable]:
+        """Return the values of tokens among several: a state behind the last one has no such dim.
+
+        It becomes a state of the fused node, see ``final_states``.
+        """
+        found = {
+            name: t
+            for name, t in waiting.items()
+            if (sizes := self.evaluator.sizes(t)) is None
+            or any(symbols_in(s) & tokens for s in sizes)
+        }
+        return found or waiting
 
     def _is_followed(self, node: gs.Node) -> bool:
         """Return whether a node computes what a region may hold."""

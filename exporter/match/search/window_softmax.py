@@ -3,14 +3,15 @@
     a_ts = f_t exp(c q_t.k_s - m_t)      0 <= t - s < w, and else 0      m_t = 0 or the maximum
     sum_s a_ts v_s,  sum_s a_ts,  m_t
 
-or softmax of the scores, whose sums are divided. Such a band is one ``WindowAttention``, however it
-is masked: what masks let through is read by ``bands``.
+or softmax of the scores, whose sums are divided, and log sum_s exp(c q_t.k_s). Such a band is one
+``WindowAttention``, however it is masked: what masks let through is read by ``bands``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -55,12 +56,15 @@ class WindowEnd:
         weights: what it sums, or has the maximum of.
         letters: its axes, b (h) m e for a sum of values; "" for a sum of weights or a maximum.
         kept: the axis of keys remains, with size 1.
+        quantity: "sum" of weights or values, or of scores "maximum" or "logarithm", that of the sum
+            of their exponentials.
     """
 
     tensor: gs.Variable
     weights: BandWeights
     letters: str
     kept: bool
+    quantity: Literal["sum", "maximum", "logarithm"] = "sum"
 
 
 @dataclass
@@ -222,15 +226,18 @@ class _Reading:
         if node.op == "ReduceMax" and not weights.exponential and not weights.shifted:
             self.maxima[output.name] = node.inputs[0].name
             inside = {id(n) for n in self.band.nodes}
-            if all(id(n) in inside for n in output.outputs) and output.outputs:
-                return
-            raise NotAttentionError(f"{node.name}, the maximum, is read elsewhere")
+            if not output.outputs or any(id(n) not in inside for n in output.outputs):
+                self._add(WindowEnd(output, weights, "", kept, "maximum"))
+            return
+        if node.op == "ReduceLogSumExp" and not weights.exponential and not weights.shifted:
+            self._add(WindowEnd(output, weights, "", kept, "logarithm"))
+            return
         if node.op != "ReduceSum" or weights.softmax:
             raise NotAttentionError(f"its values of pairs are read by {node.op} {node.name}")
         self._add(WindowEnd(output, weights, "", kept))
 
     def _add(self, end: WindowEnd) -> None:
-        if not end.weights.exponential:
+        if end.quantity == "sum" and not end.weights.exponential:
             raise NotAttentionError("it sums scores, not exponentials of them")
         if np.dtype(end.tensor.dtype) not in FLOATING:
             raise NotAttentionError(f"its sums are of type {end.tensor.dtype}")

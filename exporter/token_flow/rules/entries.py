@@ -10,9 +10,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.operators import ELEMENTWISE
+from linexport.graph.states import BEGUN
 from linexport.token_flow.axes import Axis, fixed
 from linexport.token_flow.broadcasting import elementwise
-from linexport.token_flow.interpreter import BEGUN, Interpreter, rule
+from linexport.token_flow.interpreter import Interpreter, rule
 from linexport.token_flow.lengths import of
 from linexport.token_flow.values import MixingError, Time, TokenValue
 

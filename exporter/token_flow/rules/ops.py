@@ -143,7 +143,7 @@ def _check_states(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> 
     for port in ports:
         past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
         outputs = node.outputs[port.present : port.present + 1]
-        names = {s for t in _sources(past) if (s := t.name) in a.states}
+        names = {s for t in _sources(a, past) if (s := t.name) in a.states}
         presents = {t.name for o in outputs for t in _results(o)}
         if not any(a.states[name].present in presents for name in names):
             raise MixingError(
@@ -156,17 +156,20 @@ def _check_states(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> 
 def _turns(a: Interpreter, node: gs.Node, ports: Sequence[StatePort]) -> set[str]:
     """Return the values whose sums over a call turn a past, see ``Interpreter.turned``."""
     pasts = [node.inputs[p.past] for p in ports if len(node.inputs) > p.past]
-    faults = {n for past in pasts for t in _sources(past) for n in a.value(t).faults}
+    faults = {n for past in pasts for t in _sources(a, past) for n in a.value(t).faults}
     return {a.sums[n] for n in faults if n in a.sums}
 
 
-def _sources(tensor: gs.Tensor) -> Iterator[gs.Tensor]:
-    """Yield what a past is made of by casts, signs and turns."""
+def _sources(a: Interpreter, tensor: gs.Tensor) -> Iterator[gs.Tensor]:
+    """Yield what a past is made of by casts, signs and turns, in all calls but the first."""
     yield tensor
     node = producer(tensor)
     if node is not None and node.op in TURNS:
         for given in node.inputs:
-            yield from _sources(given)
+            yield from _sources(a, given)
+    # The rule of Where has seen to it that its choice is that of the first call.
+    if node is not None and node.op == "Where" and a.value(tensor) == a.value(node.inputs[1]):
+        yield from _sources(a, node.inputs[1])
 
 
 def _results(tensor: gs.Tensor) -> Iterator[gs.Tensor]:

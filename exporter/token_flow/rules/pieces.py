@@ -18,9 +18,10 @@ from linexport.token_flow.values import Affine, MixingError, Time, TokenValue
 END = 1 << 31
 """Numbers from here on stand for the end of an axis, as exporters write it."""
 
-FILLED = "puts rows of zeros or weights in front of the tokens of each call"
+FILLED = "puts rows of zeros, weights or another input in front of the tokens of each call"
 HISTORY = (
-    "rows of earlier tokens must come from a state: a delay or a difference by a constant does"
+    "rows of earlier tokens must come from a state: a delay or a difference by a constant does. A "
+    "model that takes them as an input and returns the last ones goes on by run, given those"
 )
 
 
