@@ -53,8 +53,12 @@ def usable(file: Path, title: str, expected: str, switch: str) -> Path | None:
     return file
 
 
+@cache
 def digest(*folders: Path) -> str:
-    """Return the digest of the C++ sources in these folders, which a library carries as well."""
+    """Return the digest of the C++ sources in these folders, which a library carries as well.
+
+    They are read once: every model that is opened asks for it.
+    """
     files = [file for folder in folders for file in sorted(folder.iterdir())]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 

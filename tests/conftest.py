@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -38,12 +39,19 @@ if settings.get_current_profile_name() == "default":
 
 
 LONGEST = {
-    *("test_pages.py", "test_formulations.py", "test_layers.py"),
-    *("test_attention_layer.py", "test_vision.py", "test_attention_parity.py"),
+    *("test_pages.py", "test_keep.py", "test_gpu_check.py", "test_ray.py", "test_images.py"),
+    *("test_runtimes.py", "test_vision.py", "test_formulations.py", "test_softmax_attention.py"),
 }
-"""Files that take minutes."""
+"""Files that take about a minute or more."""
+
+SHORT = ("loops/", "match/", "passes/", "patches/", "sources/test_carried_buffers.py")
+"""Rooms and files whose conversions are compared at fewer tokens."""
+SHORT_LENGTH, SHORT_STREAM = 517, 261
+"""Tokens of whole sequences and of streams there: several chunks of any size, the last not full."""
 
 memory.collect_rarely()
+# What all tests before left is looked through each time, and hundreds of models were traced.
+gc.set_threshold(*gc.get_threshold()[:2], 400)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a shell: programs that tests interrupt would inherit it.
@@ -53,6 +61,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files that take longest while there are others to run beside them."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_comparisons(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compare what the tests of ``SHORT`` convert at up to 517 tokens in place of 4,097.
+
+    Their tests are about what is found and rewritten, and compare at lengths of their own. The
+    original's loops over tokens, which Python runs, would take most of their time. All other rooms
+    compare as users do: parity, conversion, targets, models of libraries, and documented commands.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).as_posix().startswith(SHORT):
+            patch.setattr("linexport.parity.cases.LONG_SEQUENCE", SHORT_LENGTH)
+            patch.setattr("linexport.parity.cases.AREA", 64 * SHORT_LENGTH)
+            patch.setattr("linexport.parity.streams.check.LONG_STREAM", SHORT_STREAM)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -114,14 +114,16 @@ def with_library_checked(
     tested: parity.ModelUnderTest,
     with_library: parity.ModelUnderTest,
     seed: int,
+    runs: parity.WholeRuns | None = None,
 ) -> Manifest:
     """Compare the CPU library with the functions that parity was of, where there is an op to run.
 
-    A library that differs fails nothing: the artifact runs by its functions then.
+    A library that differs fails nothing: the artifact runs by its functions then. What sequences
+    give whole by functions is not computed again where streaming kept it.
     """
     if not fits_library(manifest):
         return manifest
-    found = parity.check_library(tested, with_library, manifest.parity, seed)
+    found = parity.check_library(tested, with_library, manifest.parity, seed, runs)
     before = tuple(w for w in manifest.warnings if not w.startswith(NOT_USED))
     manifest = replace(manifest, library=found, warnings=before)
     if found.passed is not False:

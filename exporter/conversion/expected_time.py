@@ -117,8 +117,8 @@ def of_prompts(tested: ModelUnderTest, seconds_of_call: Callable[[Sizes], float]
     longer = tested.dims[SEQUENCE].nearest(LONGER)
     call = seconds_of_call({BATCH: 1, SEQUENCE: 1})
     token = seconds_of_call({BATCH: 1, SEQUENCE: longer}) / longer
-    # Rows that differ in where their padding is are run once by the original.
-    real = sum(int(one.mask.sum()) for one in {p.key: p for p in prompts}.values())
+    # The original runs a row once, wherever its padding is.
+    real = sum({row.key: row.tokens.size for one in prompts for row in one.rows()}.values())
     fed = sum(one.mask.size for one in prompts)
     calls = sum(len(trial.pieces) for trial in trials) + FEW_STEPS
     return token * (real + fed) + call * calls

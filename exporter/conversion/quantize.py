@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -158,7 +158,8 @@ def quantize(
                 half = run_in_half(tested, weights)
             reference, name = model.reference()
             name = name if chain is None else "the float32 layers"
-            both = Runs(reference, runs(session), exact, name, half, chain)
+            at = cache(model.open_at_positions)
+            both = Runs(reference, runs(session), exact, name, half, chain, at_positions=at)
             record = with_proof(record, opened, both, inputs, seed)
             if inputs.language is not None and inputs.windows is not None:
                 exactly = both.reference_outputs(opened, inputs.language)

@@ -66,6 +66,7 @@ class _Checked:
         matches: names of the values that matches compute.
         lengths: dynamic sizes of what its ops take for tokens.
         failed: first case in which it differs from the original.
+        runs: sequences that its functions were given whole; None where they were not.
     """
 
     manifest: Manifest
@@ -73,6 +74,7 @@ class _Checked:
     matches: Sequence[str]
     lengths: frozenset[str]
     failed: Case | None = None
+    runs: parity.WholeRuns | None = None
 
     @property
     def passed(self) -> bool:
@@ -96,9 +98,8 @@ def run(job: Job) -> Manifest:
             manifest = with_divergence(manifest, tested, original.traced, job.model, found.failed)
     if _passed(manifest) and not job.checks.by_layers:
         with job.watch.stage("library"):
-            manifest = with_library_checked(
-                manifest, tested, _by_library(job, tested), job.options.seed
-            )
+            by_library, seed = _by_library(job, tested), job.options.seed
+            manifest = with_library_checked(manifest, tested, by_library, seed, found.runs)
     if _passed(manifest) and _runs_here(job):
         manifest = with_kernels_compared(manifest, tested, job.model)
     if _passed(manifest) and _runs_here(job) and not job.options.measures:
@@ -255,8 +256,9 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
     """The model with states where it streams, else without; its parity is not known yet."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
     tested, flow = _tested(job, model.manifest, original), model.manifest.token_flow
+    runs = parity.WholeRuns()
     with job.watch.stage("streaming"):
-        streaming = check_streams(tested, flow, job.options.seed)
+        streaming = check_streams(tested, flow, job.options.seed, runs)
     if streaming.passed is False and job.target.options.packed:
         raise refused(f"it does not stream: {streaming.reason}")
     # A model's own states are inputs and outputs: they cannot be left out.
@@ -265,7 +267,7 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
         model = written(job, original, with_state=False, withdrawn=withdrawn)
         tested = _tested(job, model.manifest, original)
     manifest = replace(model.manifest, streaming=streaming, token_flow=flow)
-    return _Checked(manifest, tested, model.matches, model.lengths)
+    return _Checked(manifest, tested, model.matches, model.lengths, runs=runs)
 
 
 def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:

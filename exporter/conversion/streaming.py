@@ -36,10 +36,13 @@ def token_flow_of(original: TracedOriginal, model: onnx.ModelProto) -> TokenFlow
 
 
 def check_streams(
-    tested: parity.ModelUnderTest, flow: TokenFlowRecord | None, seed: int
+    tested: parity.ModelUnderTest,
+    flow: TokenFlowRecord | None,
+    seed: int,
+    runs: parity.WholeRuns | None = None,
 ) -> StreamingRecord:
-    """Compare split sequences with whole ones, unless a node mixes tokens."""
-    return mixing(flow) or parity.check_streaming(tested, seed)
+    """Compare split sequences with whole ones, which are kept, unless a node mixes tokens."""
+    return mixing(flow) or parity.check_streaming(tested, seed, runs)
 
 
 def mixing(flow: TokenFlowRecord | None) -> StreamingRecord | None:

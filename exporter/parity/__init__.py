@@ -7,10 +7,12 @@ from linexport.parity.language.layer_by_layer import check_layers, layer_values
 from linexport.parity.language.layers import first_layer
 from linexport.parity.library import check_library, not_run, proven
 from linexport.parity.streams.check import check_in_place, check_streaming
+from linexport.parity.streams.whole_runs import WholeRuns
 
 __all__ = [
     "ModelUnderTest",
     "Parity",
+    "WholeRuns",
     "check",
     "check_in_place",
     "check_language",

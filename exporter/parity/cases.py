@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from linexport.graph.dims import DimRange, sequence
+from linexport.graph.dims import DimRange, related, sequence
 from linexport.parity.input_kinds import draw_like
 from linexport.sources.bounds import bounds_of
 from linexport.sources.loaded_model import LoadedModel
@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         name: for people.
-        sizes: by dimension name.
+        sizes: by dimension name; those that follow from another's are made to do so.
         seed: of the random values.
         magnitude: factor on floating inputs of unit variance; 0 gives zeros.
         like: inputs are of the kinds that those of the example are, see ``input_kinds``.
@@ -53,6 +53,9 @@ class Case:
     seed: int
     magnitude: float = 1.0
     like: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", related(self.sizes))
 
     @property
     def at(self) -> str:
@@ -95,7 +98,7 @@ def plan_cases(
     cases: list[Case] = []
     for length in (*lengths, farthest) if farthest > longest >= LONG_SEQUENCE else lengths:
         for batch in chosen.batches or (BATCHES if length < longest else BATCHES[:1]):
-            sizes = _sizes(dims, batch, length)
+            sizes = related(_sizes(dims, batch, length))
             case = Case("random", sizes, seed + len(cases))
             if sizes not in [c.sizes for c in cases]:
                 cases.append(case)

@@ -41,6 +41,7 @@ from linexport.parity.cases import (
     unbounded,
 )
 from linexport.parity.compare import EDGES, Comparison, compare_arrays, largest
+from linexport.parity.image_cost import ImageCost
 from linexport.parity.noise import low_precision_ops, padding, random_rounding
 from linexport.parity.noise.float32_error import apart, is_nothing_else
 from linexport.parity.reference.extra_outputs import OpenChanged
@@ -263,7 +264,8 @@ def require_compared(
         raise NothingComparedError(
             f"Nothing of the output {missing[0]} could be compared with the original, whose values "
             f"there are not numbers, or which fails. {reasons} Correct the model, or give an "
-            "example whose values and sizes it takes: inputs are drawn like it."
+            "example whose values and sizes it takes: inputs are drawn like it. Where a size of "
+            "one input follows from another's, give both one name: 'h=10' and 'h=2*10' of --input."
         )
 
 
@@ -292,10 +294,15 @@ def _reference_outputs(
     elif parity.tolerance.is_half:
         half = Reference(loaded, getattr(torch, parity.tolerance.dtype))
     compared: list[Case] = []
-    for case in _cases(tested, floating, seed, compared):
+    cost = ImageCost(tested.dims, tested.input_shapes)
+    for planned in _cases(tested, floating, seed, compared):
+        case = cost.affordable(planned, parity.notes)
         inputs = draw_inputs(loaded, tested.input_shapes, case)
         said = parity.notes if case.like else list[str]()
-        expected = run_reference(references, case, inputs, parity.tolerance, said)
+        with cost.measuring() as taken:
+            expected = run_reference(references, case, inputs, parity.tolerance, said)
+        if expected:
+            cost.add(case, taken)
         if not case.like and any(not np.isfinite(x).all() for e in expected for x in e.outputs):
             parity.notes.append(OUTSIDE)
             continue

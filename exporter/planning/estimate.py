@@ -82,7 +82,8 @@ class DevicePlan:
         batch: sequences.
         streams: see ``PlannedModel``.
         state_bytes: of all sequences, states of a fixed size.
-        key_value_bytes: of all sequences at the context, and whatever else grows.
+        key_value_bytes: of all sequences at the context, and whatever else grows, as the model has
+            them; rows of ``ort-cuda`` count half as much with weights in fp16 or fewer bits.
         scratch_bytes: of a step, or of a piece of a prompt; of a call without states.
         prompt_bytes: of a prompt as long as the context in one call, of one sequence.
         rows: by target and kind of weights.
@@ -118,8 +119,7 @@ def estimate(model: PlannedModel, device: PlannedDevice, context: int, batch: in
     pieces = (1, min(PROMPT_TOKENS, context)) if model.streams else (context,)
     scratch = max(model.scratch(batch, piece, context - piece) for piece in pieces)
     states, growing = batch * model.state_bytes, batch * context * model.token_bytes
-    held = states + growing + scratch
-    moved = 2 * states + growing
+    held, moved = states + scratch, 2 * states
     targets, warnings = _targets(device)
     return DevicePlan(
         model.description,
@@ -136,7 +136,7 @@ def estimate(model: PlannedModel, device: PlannedDevice, context: int, batch: in
         scratch,
         model.scratch(1, context, 0),
         tuple(
-            _row(model, device, target, kind, held, moved, batch)
+            _row(model, device, target, kind, (held, moved, growing), batch)
             for target in targets
             for kind in _kinds(target, device)
         ),
@@ -170,13 +170,27 @@ def _row(
     device: PlannedDevice,
     target: str,
     kind: Kind,
-    held: int,
-    moved: int,
+    values: tuple[int, int, int],
     batch: int,
 ) -> DeviceRow:
+    """Return a row.
+
+    Args:
+        model: see ``PlannedModel``.
+        device: that it is planned for.
+        target: of the row.
+        kind: of its weights.
+        values: bytes that calls hold and that a step moves besides weights, without keys and
+            values, and bytes of these as the model has them.
+        batch: sequences.
+    """
     own = model.target == target and model.kind == kind
     stored = model.stored_bytes if own and model.stored_bytes is not None else None
     weights = size(model.weights, kind, target) if stored is None else stored
+    keys = round(
+        values[2] * (1 if own else _key_bytes(target, kind) / (2 if model.half_keys else 4))
+    )
+    held, moved = values[0] + keys, values[1] + keys
     computed = _computed(target, kind)
     memory = RUNTIME[target] + weights + held
     if target == CPU:
@@ -194,6 +208,14 @@ def _row(
         None if model.streams else bound,
         own,
     )
+
+
+def _key_bytes(target: str, kind: Kind) -> int:
+    """Return the bytes of a number of keys and values: with ``--precision fp16`` 2 on a GPU.
+
+    Engines of TensorRT keep them in float32.
+    """
+    return 2 if target == CUDA and kind != "float32" else 4
 
 
 def _computed(target: str, kind: Kind) -> Kind:

@@ -75,16 +75,18 @@ def planned_artifact(manifest: Manifest, model: onnx.ModelProto) -> PlannedModel
         return footprint.at(sizes)
 
     fixed = sum(_bytes(s.dtype, s.shape) for s in manifest.states if s.grows is None)
+    growing = [s for s in manifest.states if s.grows is not None]
     return PlannedModel(
         _description(manifest),
         tuple(_weights(manifest, model)),
         fixed,
-        sum(_bytes(s.dtype, s.shape) for s in manifest.states if s.grows is not None),
+        sum(_bytes(s.dtype, s.shape) for s in growing),
         scratch,
         bool(manifest.states),
         manifest.target,
         _kind(manifest),
         sum(_tensor_bytes(t) for t in _initializers(model)),
+        any(s.dtype == "float16" for s in growing),
     )
 
 

@@ -25,6 +25,7 @@ class PlannedModel:
         target: what an artifact is for; None before conversion.
         kind: of an artifact's weights; None before conversion, and for weights of several kinds.
         stored_bytes: of an artifact's weights; None before conversion.
+        half_keys: its keys and values are in half precision.
     """
 
     description: str
@@ -36,3 +37,4 @@ class PlannedModel:
     target: str | None = None
     kind: Kind | None = None
     stored_bytes: int | None = None
+    half_keys: bool = False

@@ -32,6 +32,7 @@ Style = dict[str, Any]
 POINT: Style = {"markersize": 9, "markeredgewidth": 1.5, "clip_on": False}
 WIDTHS = {"wide": 960, "narrow": 340}
 TITLE_PAD = 12
+FONT_SIZE = 13
 ZOOM, MARGIN, HEAD, LINE = 2, 36, 44, 20
 """Measures of a PNG sheet: device pixels a CSS pixel, and lengths in CSS pixels."""
 
@@ -80,7 +81,7 @@ def chart_style() -> Iterator[None]:
         "figure.facecolor": paper,
         "figure.constrained_layout.h_pad": 0.08,
         "figure.constrained_layout.use": True,
-        "font.size": 13,
+        "font.size": FONT_SIZE,
         "grid.color": rule,
         "grid.linewidth": 1,
         "legend.borderpad": 0,
@@ -132,13 +133,20 @@ def inline_svg(chart: Chart, ident: str) -> str:
     for group in root.iter("g"):
         _add_tooltips(group, chart.tooltips.get(group.get("id", ""), ()))
     _prefix_ids(root, ident)
-    root.attrib = {
-        "viewBox": root.attrib["viewBox"],
-        "role": "img",
-        "aria-labelledby": f"{ident}-title {ident}-description",
-    }
-    _describe(root, ident, chart)
+    root.attrib = {"viewBox": root.attrib["viewBox"]}
+    describe(root, ident, chart.title, chart.description)
     return _themed(ElementTree.tostring(root, encoding="unicode"))
+
+
+def describe(root: ElementTree.Element, ident: str, title: str, description: str) -> None:
+    """Have a drawing read out as a picture of this title and description."""
+    root.attrib |= {"role": "img", "aria-labelledby": f"{ident}-title {ident}-description"}
+    for at, (tag, suffix, words) in enumerate(
+        [("title", "title", title), ("desc", "description", description)]
+    ):
+        element = ElementTree.Element(tag, {"id": f"{ident}-{suffix}"})
+        element.text = words
+        root.insert(at, element)
 
 
 def png_sheet(title: str, lines: Sequence[str], figures: Sequence[Figure]) -> bytes:
@@ -208,15 +216,6 @@ def _prefix_ids(root: ElementTree.Element, ident: str) -> None:
             element.set("id", f"{ident}-{element.attrib['id']}")
         if "href" in element.attrib:
             element.set("href", f"#{ident}-{element.attrib['href'][1:]}")
-
-
-def _describe(root: ElementTree.Element, ident: str, chart: Chart) -> None:
-    for at, (tag, suffix, words) in enumerate(
-        [("title", "title", chart.title), ("desc", "description", chart.description)]
-    ):
-        element = ElementTree.Element(tag, {"id": f"{ident}-{suffix}"})
-        element.text = words
-        root.insert(at, element)
 
 
 def _themed(svg: str) -> str:

@@ -18,7 +18,7 @@ class Fixed(torch.nn.Module):
     """Trace only for the length of the example."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.ones(x.shape[0], int(x.shape[1] * 1.0), 4)
+        return x * torch.ones(x.shape[0], 5, 4)
 
 
 class Free(torch.nn.Module):

@@ -19,7 +19,7 @@ from linexport.artifact.checked import checked_artifact
 from linexport.conversion.revalidate import reopen
 from linexport.manifest import MODEL, Manifest, dumps, to_json
 from linexport.manifest.proof import LibraryRecord
-from linexport.parity import ModelUnderTest, check_library
+from linexport.parity import ModelUnderTest, WholeRuns, check_library, check_streaming
 from linexport.parity.cases import ChosenSizes
 from linexport.plugins.cpu import library
 from linexport.report.verdict import checks
@@ -146,6 +146,19 @@ def test_a_difference_is_found(
     found = check_library(tested, replace(tested, open=lambda: Wrong(inner, name, change)), None)
     assert found.passed is False and str(found.reason).startswith(f"{name} differs at ")
     assert check_library(tested, replace(tested, open=lambda: inner), None).passed
+
+
+def test_pieces_are_compared_with_what_functions_give_whole(
+    tested: ModelUnderTest, converted: Callable[..., Path]
+) -> None:
+    runs, output = WholeRuns(), tested.output_names[0]
+    assert check_streaming(tested, runs=runs).passed
+    inner = OrtSession(converted("small") / MODEL, 1, native=True)
+    right = check_library(tested, replace(tested, open=lambda: inner), None, runs=runs)
+    assert right.passed
+    wrong = Wrong(inner, output, lambda x: x * (1 + 1e-3) if x.shape[1] > 100 else x)
+    found = check_library(tested, replace(tested, open=lambda: wrong), None, runs=runs)
+    assert found.passed is False and str(found.reason).startswith(f"in pieces: {output} differs")
 
 
 class Rounding(torch.nn.Module):

@@ -320,6 +320,7 @@ def test_a_head_that_differs_fails_the_artifact(
     manifest = validate(place, threads=1, record=True)
     assert manifest.status == "parity_failed" and manifest.parity.passed
     assert manifest.mtp is not None and not manifest.mtp.passed
+    assert manifest.mtp.placement is None  # of the CPU's provider there is nothing to say
     assert "its head for multi-token prediction does not" in (place / "report.html").read_text()
 
 
@@ -367,7 +368,6 @@ def test_the_manifest_says_on_what_the_head_was_compared(
     assert placed is not None and placed.provider == "host"
     assert placed.nodes != manifest.placement.nodes and sum(placed.nodes.values())
     assert placed.described() in predictor_check(manifest.mtp).detail
-    assert validate(place, threads=1).mtp.placement is None
 
 
 @pytest.mark.slow

@@ -166,11 +166,11 @@ def test_what_rounding_does_not_explain_fails(large: float, error: float) -> Non
 
 
 def test_an_original_without_digits_is_named_where_it_fails_the_artifact() -> None:
-    """2^-2 is left beside 2^21, and the logits are about 3."""
+    """2^-2 is left beside 2^21, and the logits are about 2."""
     found = check(Table(2.0**21), 0.0)
     worst = max(found.cases, key=lambda case: case.max_relative_error or 0.0)
     assert not found.passed and not worst.passed
-    assert "the original itself loses 4e-02 of its largest value" in str(worst.reason)
+    assert "the original itself loses 6e-02 of its largest value" in str(worst.reason)
     assert not check(Table(0.0), 1000 * ERROR).cases[0].reason
 
 

@@ -273,6 +273,12 @@ def test_splits_are_of_one_sequence(unit: int, units: int, seed: int, reach: int
     assert max(far.calls) <= max(500, unit) and far.length >= 2 * reach + 16
 
 
+def test_a_model_of_many_words_has_few_single_tokens() -> None:
+    first, *_ = usual(DimRange(), None, 0, 40)
+    assert first.pieces == (1,) * 40 + (110,)
+    assert usual(DimRange(), None, 0, 40)[1:] == usual(DimRange(), None, 0)[1:]
+
+
 # A conversion's record
 
 

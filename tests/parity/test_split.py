@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,18 +12,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 import linexport
 from linexport.artifact.checked import checked_artifact
+from linexport.conversion.expected_time import LONGER, of_prompts
 from linexport.conversion.revalidate import reopen
-from linexport.parity import ModelUnderTest
+from linexport.manifest.proof import StreamingRecord
+from linexport.parity import ModelUnderTest, check_streaming, library
 from linexport.parity.cases import ChosenSizes
 from linexport.parity.language import check, prompts
 from linexport.parity.language import split as splitting
 from linexport.parity.language.check import check_parts
 from linexport.parity.language.split import split_model
 from linexport.parity.reference.extra_outputs import Change
+from linexport.parity.reference.module import Reference
+from linexport.parity.streams.check import FEW_SINGLE
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.lowering.kept_logits import find_head, made_of
 from linexport.targets.lowering.split_head import HIDDEN, find_stretch
@@ -35,7 +41,12 @@ CONFIGURATIONS = {
     "tied": ("qwen3_5_text", {"tie_word_embeddings": True, "vocab_size": WORDS}),
     "scaled": (
         "granitemoehybrid",
-        {"tie_word_embeddings": False, "vocab_size": WORDS, "logits_scaling": 3.0},
+        {
+            "tie_word_embeddings": False,
+            "vocab_size": WORDS,
+            "logits_scaling": 3.0,
+            "num_local_experts": 0,  # near ties of routers are settled before a failure is stated
+        },
     ),
 }
 
@@ -47,17 +58,25 @@ def few_words_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "STEPS", 4)
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
-def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``made(name)``: the artifact of a configuration, converted once."""
     pytest.importorskip("transformers", reason="needs the hf extra")
-    model_type, changes = CONFIGURATIONS[request.param]
-    work = tmp_path_factory.mktemp(request.param)
-    save_model({**TINY[model_type], **changes}, model_type, work / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(splitting, "MIN_VOCABULARY", 1)
-        patch.setattr(check, "GREEDY_STEPS", 4)
+
+    @functools.cache
+    def convert(name: str) -> Path:
+        model_type, changes = CONFIGURATIONS[name]
+        work = tmp_path_factory.mktemp(name)
+        save_model({**TINY[model_type], **changes}, model_type, work / "model")
         linexport.convert(work / "model", work / "artifact", bench=False, threads=1)
-    return work / "artifact"
+        return work / "artifact"
+
+    return convert
+
+
+@pytest.fixture(params=CONFIGURATIONS)
+def artifact(request: pytest.FixtureRequest, made: Callable[[str], Path]) -> Path:
+    return made(request.param)
 
 
 def opened(artifact: Path, fault: Change = lambda model: None) -> ModelUnderTest:
@@ -160,7 +179,18 @@ FAULTS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SCALED = (
+    *("a wrong row of the head", "a bias of one word", "another scale"),
+    "hidden states that are shifted",
+)
+"""Faults on both sides of the product, which factors behind it may hide."""
+
+
+@pytest.mark.parametrize(
+    ("artifact", "fault"),
+    [*(("tied", fault) for fault in FAULTS), *(("scaled", fault) for fault in SCALED)],
+    indirect=["artifact"],
+)
 def test_both_comparisons_find(artifact: Path, fault: str) -> None:
     tested = opened(artifact, FAULTS[fault])
     parts = split_model(tested)
@@ -243,3 +273,65 @@ def test_factors_behind_the_head_stretch_differences() -> None:
     assert stretch(("Add", ["y", "of"], "z")) == 1
     assert stretch(("Div", ["of", "y"], "z")) is None
     assert stretch(("Exp", ["y"], "z")) is None
+
+
+def test_the_first_row_of_a_batch_is_the_prompt_without_padding(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original is run once for it, and once for each other row."""
+    tested = opened(made("tied"))
+    original = check._Original(tested.loaded, torch.float32)
+    trials = [t for t in prompts.plan_prompts(tested.dims, None, 0) if len(t.pieces) == 1]
+    lengths: list[int] = []
+    run = check.run_batch
+
+    def counted(reference: Reference, prompt: prompts.Prompt) -> np.ndarray:
+        lengths.append(prompt.tokens.shape[1])
+        return run(reference, prompt)
+
+    monkeypatch.setattr(check, "run_batch", counted)
+    for length in (7, 65):
+        alone, *padded = (t.prompt(WORDS) for t in trials if t.case.sizes["seq"] == length)
+        expected = original.run_reference(alone)
+        for prompt in padded:
+            np.testing.assert_array_equal(original.run_reference(prompt)[:length], expected)
+        assert lengths == [length, *(row.tokens.shape[1] for row in padded[0].rows()[1:])]
+        lengths.clear()
+
+
+def test_the_forecast_counts_the_tokens_that_the_original_runs(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = opened(made("tied"))
+    original, run = check._Original(tested.loaded, torch.float32), list[int]()
+
+    def counted(reference: Reference, prompt: prompts.Prompt) -> np.ndarray:
+        run.append(prompt.tokens.size)
+        return np.zeros((*prompt.tokens.shape, 1), np.float32)
+
+    monkeypatch.setattr(check, "run_batch", counted)
+    context = original.language.context
+    trials = prompts.plan_prompts(tested.dims, context, 0, tested.chosen, True, sides=False)
+    planned = [trial.prompt(WORDS) for trial in trials]
+    for prompt in planned:
+        original.run_reference(prompt)
+    tokens = sum(run) + sum(prompt.tokens.size for prompt in planned)
+    # A call of one token takes no time, and one of n tokens n - 1 seconds.
+    found = of_prompts(tested, lambda sizes: sizes["seq"] - 1.0)
+    assert found == pytest.approx(tokens * (LONGER - 1) / LONGER)
+
+
+def test_pieces_of_the_library_have_few_single_tokens_of_many_words(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = opened(made("tied"))
+    splits: list[tuple[int, ...]] = []
+
+    def watched(*given: Any, **named: Any) -> StreamingRecord:
+        found = check_streaming(*given, **named)
+        splits.extend(found.splits)
+        return found
+
+    monkeypatch.setattr(library, "check_streaming", watched)
+    found = library.check_library(tested, tested, None)
+    assert found.passed and splits[0] == (1,) * FEW_SINGLE + (110,)

@@ -12,8 +12,10 @@ import torch
 
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
-from linexport.parity import ModelUnderTest, check_streaming
+from linexport.parity import ModelUnderTest, WholeRuns, check_streaming
 from linexport.parity.streams import check as streaming
+from linexport.parity.streams.check import OtherKernels
+from linexport.parity.streams.splits import LONG_STREAM, SPLIT_TOKENS
 from linexport.sources import LoadedModel, Source
 from linexport.sources.loaded_model import LanguageFacts
 
@@ -110,6 +112,52 @@ def test_states_that_differ_do_not_pass_even_where_no_output_tells() -> None:
     found = check_streaming(under_test(Session(state_off=1.0)))
     assert found.passed is False
     assert "the state present differs by" in str(found.reason)
+
+
+class Counting(Session):
+    """The running sum by kernels of its own, the lengths of whose calls are kept.
+
+    Attributes:
+        scale: factor on outputs and the state's first half, by which every call is off.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.lengths = np.float32(scale), list[int]()
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.lengths.append(inputs["x"].shape[1])
+        past = inputs["past"].copy()
+        past[:, :4] /= self.scale
+        found = super().run({**inputs, "past": past})
+        found["present"][:, :4] *= self.scale
+        return {"out": found["out"] * self.scale, "present": found["present"]}
+
+
+def test_a_sequence_is_run_whole_once() -> None:
+    runs, session, again = WholeRuns(), Counting(), Counting()
+    first = check_streaming(under_test(session), runs=runs)
+    whole = session.lengths.count(SPLIT_TOKENS) + session.lengths.count(LONG_STREAM)
+    assert first.passed and len(first.splits) == 5 and whole == 2
+    against = OtherKernels(runs, lambda length: {})
+    second = check_streaming(under_test(again), against=against)
+    assert second.passed and second.splits == first.splits
+    assert sorted(again.lengths) == sorted(n for split in first.splits for n in split)
+
+
+def test_pieces_are_compared_with_what_other_kernels_gave_whole() -> None:
+    runs = WholeRuns()
+    assert check_streaming(under_test(Session()), runs=runs).passed
+    wrong = under_test(Counting(1.001))
+    assert check_streaming(wrong).passed  # with itself it agrees
+    found = check_streaming(wrong, against=OtherKernels(runs, lambda length: {}))
+    assert found.passed is False and "out differs by 1.0e-03" in str(found.reason)
+    # What the original loses is allowed for in sequences of the length in which it does.
+    off = under_test(Counting(1.0001))
+    assert check_streaming(off, against=OtherKernels(runs, lambda length: {})).passed is False
+    lossy = OtherKernels(runs, lambda length: {"out": 1.0 if length == SPLIT_TOKENS else 0.0})
+    found = check_streaming(off, against=lossy)
+    assert found.passed is False and f"sequence of {LONG_STREAM:,} tokens" in str(found.reason)
 
 
 class Delay(RunningSum):

@@ -156,6 +156,22 @@ def test_figures_follow_from_each_other(
         assert sizes["int4"] < sizes["int8"] if blocks else sizes["int4"] == sizes["int8"]
 
 
+def test_keys_and_values_of_cuda_are_in_half_precision_with_its_weights() -> None:
+    """Those of an artifact are as it has them."""
+    bare = [estimate(model(token_bytes=n), chosen_device("rtx4090", None, None), 1000, 3)
+            for n in (0, 1000)]  # fmt: skip
+    for without, row in zip(*(plan.rows for plan in bare), strict=True):
+        share = 0.5 if row.target == "ort-cuda" and row.weights != "float32" else 1
+        assert row.memory_bytes - without.memory_bytes == share * 3_000_000
+        assert row.step_bytes - without.step_bytes == share * 3_000_000
+    half = model(target="ort-cuda", kind="fp16", half_keys=True)
+    found = estimate(half, chosen_device("rtx4090", None, None), 1000, 3)
+    same = {(r.target, r.weights): r.step_bytes for r in bare[1].rows}
+    for row in found.rows:
+        cuda = row.target == "ort-cuda" and row.weights != "float32"
+        assert row.step_bytes == same[row.target, row.weights] + (1_500_000 if cuda else 3_000_000)
+
+
 def test_a_model_without_states_reads_whole_sequences() -> None:
     one = model(state_bytes=0, token_bytes=0, streams=False)
     found = estimate(one, chosen_device("rtx4090", None, None), 5000, 3)

@@ -23,6 +23,7 @@ from linexport.system.torch_internals import (
 )
 from linexport.system.torch_internals.exports import work_left_out
 from linexport.system.torch_internals.modules import Change, ConvertibleModule, change_tensors
+from linexport.trace import user_frames
 from linexport.trace.graph import to_onnx
 from tests.support import ROOT
 
@@ -210,3 +211,24 @@ def test_the_line_of_forward_is_kept_where_torch_has_no_filter(
     with frames.kept(lambda _, found: found * 2):
         program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     assert any(node.meta.get("stack_trace") for node in program.graph.nodes)
+
+
+def test_frames_are_those_that_torch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read without those of torch, which its filter leaves out."""
+
+    class Called(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(super().forward(x))
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.relu(x) * 2
+
+    def found() -> list[str | None]:
+        with user_frames.kept():
+            program = torch.export.export(Called(torch.nn.Linear(2, 2)), (torch.ones(1, 2),))
+        return [node.meta.get("stack_trace") for node in program.graph.nodes]
+
+    read = found()
+    assert any(text and "in twice" in text for text in read)
+    monkeypatch.setattr(frames, "STACK", Internal("torch.fx.proxy", "gone", "is tested"))
+    assert found() == read

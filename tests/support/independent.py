@@ -17,14 +17,14 @@ import torch
 
 
 class Independent:
-    """A model of one input and one output, its states carried by hand."""
+    """A model whose first input and output have tokens along axis 1, its states carried by hand."""
 
     def __init__(self, folder: Path) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
         assert manifest["status"] == "ok"
         self.states: list[dict[str, Any]] = manifest["states"]
         pasts = {s["past"] for s in self.states}
-        (self.input,) = (i["name"] for i in manifest["inputs"] if i["name"] not in pasts)
+        self.inputs = [i["name"] for i in manifest["inputs"] if i["name"] not in pasts]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(
@@ -33,7 +33,18 @@ class Independent:
         self.names = [o.name for o in self.session.get_outputs()]
 
     def pieces(self, x: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
-        """The first output along axis 1, of an input that is fed in pieces of these sizes."""
+        """Return the first output of an input that is fed in pieces of these sizes."""
+        return self.outputs(x, sizes)[0]
+
+    def outputs(
+        self, x: np.ndarray, sizes: Iterable[int], others: Iterable[np.ndarray] = ()
+    ) -> list[np.ndarray]:
+        """Return the first output of all pieces along axis 1, and the others of the last one.
+
+        ``others`` are the inputs without tokens, the same in all pieces.
+        """
+        presents = {s["present"] for s in self.states}
+        first, *rest = (n for n in self.names if n not in presents)
         past = {
             s["past"]: np.full(
                 [len(x) if isinstance(d, str) else d for d in s["shape"]],
@@ -42,15 +53,16 @@ class Independent:
             )
             for s in self.states
         }
-        found, start = [], 0
+        found, start, got = list[np.ndarray](), 0, dict[str, np.ndarray]()
         for size in sizes:
-            fed = {self.input: x[:, start : start + size], **past}
+            pieces = (x[:, start : start + size], *others)
+            fed = dict(zip(self.inputs, pieces, strict=True)) | past
             got = dict(zip(self.names, self.session.run(None, fed), strict=True))
             past = {s["past"]: got[s["present"]] for s in self.states}
-            found.append(got[self.names[0]])
+            found.append(got[first])
             start += size
         assert start == x.shape[1]
-        return np.concatenate(found, 1)
+        return [np.concatenate(found, 1), *(got[n] for n in rest)]
 
 
 def check_independently(

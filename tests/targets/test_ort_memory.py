@@ -17,10 +17,12 @@ import onnxruntime
 import pytest
 
 import linexport
+from linexport.conversion import revalidate
 from linexport.targets.runtime import cuda_graphs
 from linexport.targets.runtime.device_array import DeviceArray
 from linexport.targets.runtime.device_memory import OrtMemory
 from linexport.targets.runtime.options import LOGITS_FROM
+from linexport.timing.latency import SHORT
 from tests.support import device_scenarios
 
 pytestmark = pytest.mark.usefixtures("one_thread", "host")
@@ -222,6 +224,7 @@ def test_bench_times_a_step_with_its_states_on_the_device(
         return run(self, inputs, arrays)
 
     monkeypatch.setattr(OrtMemory, "run", recorded)
+    monkeypatch.setattr(revalidate, "THOROUGH", SHORT)
     source = factories.source("language_model")
     found = linexport.bench(folder, source=source, provider="host", lengths=(16,), threads=1)
     assert found.decode is not None and any(held)

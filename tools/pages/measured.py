@@ -240,6 +240,7 @@ PARTS = {
         "formulations": _formulations,
         "int4": stored.int4,
         "language_model": _language_model,
+        "llama": stored.llama,
         "linearize_digits": linearized.digits,
         "linearize_memory": linearized.memory,
         "linearize_search": linearized.search,

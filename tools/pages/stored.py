@@ -51,6 +51,23 @@ def int4(result: Any) -> str:
     return f"{_size(result)}; wall time, ms, threads: {result['threads']}.\n\n{table(titles, rows)}"
 
 
+def llama(result: Any) -> str:
+    """Times of public shapes in 4 bits beside llama.cpp and ik_llama.cpp."""
+    titles = ["shape", "", "file, MB", "prompt, tokens", "prompt, ms", "a token after it, ms"]
+    rows = []
+    for run in result["runs"]:
+        name, _, layers = run["shape"].partition(":")
+        first = f"`{name}`, {layers} layers"
+        for who, found in run["times"].items():
+            size = f"{found['bytes'] / 1e6:,.0f}"
+            for length, row in found["lengths"].items():
+                cells = [f"{int(length):,}", ms(row["prompt"]), ms(row["step"])]
+                rows.append([first, who, size, *cells])
+                first = who = size = ""
+    threads = result["runs"][0]["threads"]
+    return f"Medians in wall time, threads: {threads}.\n\n{table(titles, rows)}"
+
+
 def _size(result: Any) -> str:
     return (
         f"Width {result['width']:,}, {result['layers']} layers, vocabulary {result['vocabulary']:,}"

@@ -428,7 +428,7 @@ def _in_both(
             yield _Again(replace(suspect, expected=expected), reference, decided.ties)
         elif suspect.found.max_relative_error <= tolerance.most:
             narrow, wide = (partial(run, suspect.prompt) for run in runs)
-            alike = run_alike(narrow, wide, tolerance) if suspect.choices else None
+            alike = run_alike(narrow, wide, tolerance).double if suspect.choices else None
             yield _Again(suspect, runs[1](suspect.prompt) if alike is None else alike)
 
 
@@ -484,13 +484,16 @@ class _Original:
 
         They are computed in a context in which choices are made. The same rows are run once.
         """
-        if deciding is AS_ALWAYS and prompt.key in self._known:
-            return self._known[prompt.key]
-        with deciding:
-            found = run_alone(partial(run_batch, self.reference), prompt)
-        if deciding is AS_ALWAYS:
-            self._known[prompt.key] = found
-        return found
+        run = partial(run_batch, self.reference)
+        if deciding is not AS_ALWAYS:
+            with deciding:
+                return run_alone(run, prompt)
+        known = self._known
+        if prompt.key not in known:
+            known[prompt.key] = run_alone(
+                lambda row: known[row.key] if row.key in known else run(row), prompt
+            )
+        return known[prompt.key]
 
 
 def _greedy(

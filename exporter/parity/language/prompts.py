@@ -18,8 +18,8 @@ from linexport.parity.cases import DEFAULT_SIZES, SIDE_BY_SIDE, Case, ChosenSize
 from linexport.system import memory
 
 PROMPT_LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
-LONG = 512
-"""Tokens from which on a prompt is long."""
+LONG = 16
+"""Tokens from which on a prompt of a large model is not padded on each side alone."""
 
 PADDED_BATCH = 3
 PIECES = 6
@@ -50,7 +50,7 @@ class Prompt:
     @property
     def key(self) -> tuple[bytes, ...]:
         """Key that is equal for prompts of the same rows, wherever their padding is."""
-        return tuple(row.tokens.tobytes() for row in self.rows())
+        return tuple(tokens.tobytes() for row in self.rows() for tokens in row.tokens)
 
     def rows(self) -> list[Prompt]:
         """Return each row without its padding, (1, n); a prompt without padding as it is."""
@@ -115,7 +115,7 @@ def plan_prompts(
         continued: whether sequences can be fed in pieces.
         behind: a length at which constants that reach back have done so, 0 without any.
         packed: whether rows can be fed side by side.
-        sides: have padding on each side alone in long prompts, too, and not on both sides alone.
+        sides: have padding on each side alone in every prompt, and not in short ones alone.
     """
     pieces = _continued(context, seed) if continued else ()
     whole = list(_whole(dims, context, seed, chosen, packed, sides))
@@ -152,7 +152,8 @@ def _whole(
 ) -> Iterator[Trial]:
     """Whole sequences in one call: without padding, and in a batch with padding on each side.
 
-    The rows of such a batch are also fed side by side, where they can be.
+    The first row of such a batch is the sequence without padding, for which the original is run
+    once. Its rows are also fed side by side, where they can be.
     """
     more = [SIDE_BY_SIDE] if packed else []
     wanted = chosen.lengths or PROMPT_LENGTHS
@@ -163,8 +164,7 @@ def _whole(
         batches = [(padding, last) for padding in ((*paddings, *more) if length > 1 else (NONE,))]
         for padding, batch in [(NONE, first), *batches]:
             found = {BATCH: dims[BATCH].nearest(batch), SEQUENCE: length}
-            drawn = seed + 2 * number + (padding != NONE)
-            yield Trial(Case(padding, found, drawn), padding, (length,))
+            yield Trial(Case(padding, found, seed + 2 * number + 1), padding, (length,))
 
 
 def _continued(context: int | None, seed: int) -> Iterator[Trial]:

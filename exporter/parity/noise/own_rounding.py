@@ -117,10 +117,13 @@ def _with_own_rounding(
     try:
         originals = [Reference(tested.loaded, kind) for kind in (torch.float32, torch.float64)]
         narrow, wide = (partial(run_deciding, original, inputs) for original in originals)
-        double = run_alike(narrow, wide, tested.tolerance)
+        alike = run_alike(narrow, wide, tested.tolerance)
         named = [
             of(dict(zip(tested.output_names, outputs, strict=True)))
-            for outputs in (originals[0](inputs), double or originals[1](inputs))
+            for outputs in (
+                alike.single or originals[0](inputs),
+                alike.double or originals[1](inputs),
+            )
         ]
     except Exception:  # not every original can be run in float64
         return {}

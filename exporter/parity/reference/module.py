@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from linexport.sources.half_precision import in_float32
 from linexport.sources.loaded_model import LoadedModel
 from linexport.sources.memory_map import is_plain
 from linexport.system import memory
+from linexport.system.copies import copied
 from linexport.system.torch_internals.exports import control_flow_as_it_is
 from linexport.system.torch_internals.modules import change_tensors
 from linexport.system.torch_internals.trees import pytree
@@ -171,7 +171,7 @@ def passing() -> Iterator[None]:
 def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a copy in this precision, where the module has it, with memory-mapped weights."""
     weights = _weights(module)
-    made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()})
+    made = copied(module, {id(w): _empty(w) for w in weights.values()})
     change_tensors(made, lambda weight: _converted(weight, dtype))
     mine = _weights(made)
     sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}

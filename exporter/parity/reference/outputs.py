@@ -122,7 +122,7 @@ def run_reference(
     rounding = _roundings(*found)
     if any(note(x, y, case, tolerance) for x, y in zip(rounding, found[1].outputs, strict=True)):
         narrow, wide = (partial(run_deciding, reference, inputs) for reference in references)
-        alike = run_alike(narrow, wide, tolerance)
+        alike = run_alike(narrow, wide, tolerance).double
         found[1] = replace(found[1], outputs=alike or found[1].outputs)
         rounding = _roundings(*found)
     for distance, output in zip(rounding, found[1].outputs, strict=True):

@@ -132,19 +132,32 @@ def decide(
     return None if ties is None else Decided(outputs, ties)
 
 
-def run_alike(single: Run[T], double: Run[T], tolerance: Tolerance) -> T | None:
-    """Return what the original gives in float64 with the choices it makes in float32.
+@dataclass(frozen=True)
+class Alike(Generic[T]):
+    """Outputs of the original in both precisions with one set of choices.
 
-    None where it makes none, or they are not near, or it cannot be run so.
+    Attributes:
+        single: in float32, of an original that makes no choices; None of another.
+        double: in float64 with the choices of float32; None where it makes none, they are not
+            near, or it cannot be run so.
     """
+
+    single: T | None = None
+    double: T | None = None
+
+
+def run_alike(single: Run[T], double: Run[T], tolerance: Tolerance) -> Alike[T]:
+    """Run the original in float32, and in float64 with the choices it makes there, if any."""
     own = ForcedChoices(None)
     try:
-        single(own)
+        narrow = single(own)
     except Exception as error:  # whatever the module raises
         log.info("what the original chooses is not known: %r", error)
-        return None
+        return Alike()
+    if not own.made:
+        return Alike(narrow)
     decided = decide([double], [made.taken for made in own.made], tolerance)
-    return None if decided is None else decided.outputs[0]
+    return Alike() if decided is None else Alike(None, decided.outputs[0])
 
 
 def within_rounding(runs: Sequence[Sequence[Choice]], tolerance: Tolerance) -> NearTies | None:

@@ -4,6 +4,9 @@ A short sequence is cut in several ways, a long one once: past twice every const
 model reaches back, and over ``LONG_STREAM`` tokens where that does not take long. Outputs may
 differ by the tolerance of parity, with its allowances for what the original itself loses to the
 rounding of float32; states by the tolerance alone.
+
+What a sequence gives whole is computed once, for all ways in which it is cut and for every way in
+which the same graph is run: the CPU library's pieces are compared with what functions gave.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +38,7 @@ from linexport.parity.streams.splits import (
     long,
     usual,
 )
+from linexport.parity.streams.whole_runs import WholeRuns
 from linexport.system import memory
 from linexport.system.untyped import ArrayLike
 from linexport.targets import InferenceSession
@@ -53,6 +57,9 @@ PATIENCE, PATIENCE_BEHIND, PATIENCE_LANGUAGE = 10.0, 60.0, 120.0
 
 STEP = 600
 """Tokens of a sequence that is tried where a long one might take too long."""
+
+FEW_SINGLE = 40
+"""Single tokens of the short sequence of a model of many words, each of which reads all weights."""
 
 KEPT = 2**27
 """Bytes of outputs that are compared at every token; of more, single tokens are."""
@@ -81,28 +88,79 @@ class _Timed:
     call: float
 
 
+@dataclass(frozen=True)
+class OtherKernels:
+    """Whole sequences that the same graph was given with other kernels.
+
+    Attributes:
+        runs: of them.
+        rounding: gives what the original loses in sequences of so many tokens, by output.
+    """
+
+    runs: WholeRuns
+    rounding: Callable[[int], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Results of a sequence that was run whole.
+
+    Attributes:
+        outputs: and states after its last token.
+        model: that gave them.
+        rounding: of the original in other cases, by output.
+        seconds: of its calls; None where they were made before.
+    """
+
+    outputs: Mapping[str, np.ndarray]
+    model: ModelUnderTest
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+
+
 @memory.low_memory()
-def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
+def check_streaming(
+    tested: ModelUnderTest,
+    seed: int = 0,
+    runs: WholeRuns | None = None,
+    against: OtherKernels | None = None,
+    single: int | None = None,
+) -> StreamingRecord:
     """Split a short sequence into single tokens and at random places, then a long one; compare.
 
     States after the last piece must agree as well. A language model's sequence is within its
     context: beyond, frequencies may depend on how much of it a call has. Of one of many words
     hidden states are compared: its head is the same product for every token, see ``split``.
+
+    Args:
+        tested: the model.
+        seed: of the sequences.
+        runs: gets what they give whole.
+        against: what pieces are compared with in place of this model's own whole runs.
+        single: single tokens of the short sequence; None for ``FEW_SINGLE`` of a model of many
+            words, and else for all.
     """
+    own = WholeRuns() if runs is None else runs
     parts = split_model(tested)
     if parts is not None:
         try:
-            found = _checked(parts.decoder, seed)
+            found = _checked(parts.decoder, seed, own, against, FEW_SINGLE)
         except Exception as error:  # of ONNX Runtime, which has no class for its own
             log.info("hidden states are not compared: %r", error)
         else:
             if found.passed is not False:
                 return found
         memory.trim_memory()
-    return _checked(tested, seed)
+    return _checked(tested, seed, own, against, single)
 
 
-def _checked(tested: ModelUnderTest, seed: int) -> StreamingRecord:
+def _checked(
+    tested: ModelUnderTest,
+    seed: int,
+    own: WholeRuns,
+    against: OtherKernels | None,
+    single: int | None = None,
+) -> StreamingRecord:
     language = tested.loaded.language
     if not tested.states:
         if language is not None and language.head in ("sequence_classification", "pooled"):
@@ -116,7 +174,7 @@ def _checked(tested: ModelUnderTest, seed: int) -> StreamingRecord:
     sequence = _sequence_dim(tested)
     if sequence is None:
         return StreamingRecord(False, "no dimension of the inputs is a dynamic sequence")
-    return _Check(tested, sequence, seed).run()
+    return _Check(tested, sequence, seed, own, against).run(single)
 
 
 def check_in_place(tested: ModelUnderTest, session: InPlace, seed: int = 0) -> str | None:
@@ -143,8 +201,16 @@ def _sequence_dim(tested: ModelUnderTest) -> str | None:
 class _Check:
     """The comparisons of one artifact, and how long they took."""
 
-    def __init__(self, tested: ModelUnderTest, sequence: str, seed: int) -> None:
+    def __init__(
+        self,
+        tested: ModelUnderTest,
+        sequence: str,
+        seed: int,
+        own: WholeRuns,
+        against: OtherKernels | None,
+    ) -> None:
         self.tested, self.sequence, self.seed = tested, sequence, seed
+        self.own, self.against = own, against
         self.session = tested.open()
         self.limits: DimRange = tested.dims[sequence]
         shapes = zip(tested.output_names, tested.output_shapes, strict=True)
@@ -152,12 +218,12 @@ class _Check:
         self.timed: list[_Timed] = []
         self.worst, self.tried = 0.0, list[tuple[int, ...]]()
 
-    def run(self) -> StreamingRecord:
-        """Compare all splits until one fails."""
+    def run(self, single: int | None) -> StreamingRecord:
+        """Compare all splits until one fails; ``single``: see ``usual``."""
         longest = self._longest()
         sizes = {d: self.tested.traced[d] for d in self.tested.dims}
-        for trial, split in enumerate(usual(self.limits, longest, self.seed)):
-            case = Case("stream", {**sizes, self.sequence: split.length}, self.seed + trial)
+        for split in usual(self.limits, longest, self.seed, single):
+            case = Case("stream", {**sizes, self.sequence: split.length}, self.seed)
             reason = self._compare(case, split) if split.compares else None
             if reason:
                 return self._record(False, reason)
@@ -258,11 +324,10 @@ class _Check:
         tested, run = self.tested, _Run(self, case)
         beyond = self.limits.max is not None and split.length > self.limits.max
         try:
+            whole = self._whole(case, split, run)
             begin = time.perf_counter()
-            first = run(self.session, split.calls)
-            middle = time.perf_counter()
             second = run(self.session, split.pieces)
-            end = time.perf_counter()
+            seconds = time.perf_counter() - begin
         except Exception as error:
             if beyond:  # a table may end there
                 self.tried.pop()
@@ -273,15 +338,38 @@ class _Check:
                 f"the model does not take {split.length:,} tokens in pieces of "
                 f"{_spell(split.pieces)} tokens, by the states that it would have"
             )
-        few, many = middle - begin, end - middle
-        self.timed.append(
-            _Timed(max(split.calls), few / len(split.calls), many / len(split.pieces))
-        )
+        longest = max(split.calls)
+        call = seconds * longest / split.length
+        if whole.seconds is not None:
+            call = whole.seconds / len(split.calls)
+        self.timed.append(_Timed(longest, call, seconds / len(split.pieces)))
         found = compare_runs(
-            tested, case, first, second, lambda other: run(other, split.pieces), of=run.chosen
+            whole.model,
+            case,
+            whole.outputs,
+            second,
+            lambda other: run(other, split.pieces),
+            tested,
+            whole.rounding,
+            run.chosen,
         )
         self.worst = max(self.worst, *(result.max_relative_error for result in found.values()))
         return self._fault(found, split)
+
+    def _whole(self, case: Case, split: Split, run: _Run) -> _Whole:
+        """Return what a sequence gives in few calls, which are made unless they were before."""
+        if self.against is not None:
+            known = self.against.runs.find(self.tested, case, split)
+            if known is not None:
+                rounding = self.against.rounding(split.length)
+                return _Whole(known, self.against.runs.model(self.tested), rounding)
+        known = self.own.find(self.tested, case, split)
+        if known is not None:
+            return _Whole(known, self.tested)
+        begin = time.perf_counter()
+        made = run(self.session, split.calls)
+        seconds = time.perf_counter() - begin
+        return _Whole(self.own.keep(self.tested, case, split, made), self.tested, seconds=seconds)
 
     def _fault(self, found: Mapping[str, Comparison], split: Split) -> str | None:
         for name, result in found.items():

@@ -54,20 +54,23 @@ class Split:
         return self.calls != self.pieces
 
 
-def usual(limits: DimRange, longest: int | None, seed: int) -> list[Split]:
+def usual(
+    limits: DimRange, longest: int | None, seed: int, single: int | None = None
+) -> list[Split]:
     """Return splits of ``SPLIT_TOKENS`` tokens: single tokens first, then random pieces.
 
     Args:
         limits: the tokens that a call takes.
         longest: the tokens that a sequence may have; None for any number.
         seed: of the random places.
+        single: single tokens before one piece of the others; None for single ones alone.
     """
     target = max(SPLIT_TOKENS, sum(MULTIPLES) * limits.multiple)
     length = limits.nearest(target if longest is None else min(target, longest))
     units = length // limits.multiple
     if units < 2:
         return []
-    cuts: list[Sequence[int]] = [range(1, units)]
+    cuts: list[Sequence[int]] = [range(1, min(units, (single or units) + 1))]
     for trial in range(1, TRIALS):
         count = min(1 + 2 * trial, units - 1)
         cuts.append(random.Random(seed + trial).sample(range(1, units), count))

@@ -26,6 +26,7 @@ from linexport.targets.runtime import dlpack
 from linexport.targets.runtime.cuda_graphs import OrtGraphs
 from linexport.targets.runtime.device_array import DeviceArray
 from linexport.targets.runtime.memory_pool import Blocks
+from linexport.targets.runtime.options import giving_memory_back
 from linexport.targets.runtime.placement import STATE
 
 PAST = "past_"
@@ -41,6 +42,7 @@ class OrtMemory:
     Args:
         inner: an ``onnxruntime.InferenceSession``.
         captures: whether it was opened to capture calls as CUDA graphs.
+        gives_back: each call gives the memory of its values on the host back at its end.
 
     Attributes:
         name: ONNX Runtime's name of the device: ``cuda``; of any other than NVIDIA's ``cpu``: the
@@ -49,13 +51,13 @@ class OrtMemory:
         kind: DLPack's number of such devices.
     """
 
-    def __init__(self, inner: Any, captures: bool = False) -> None:
+    def __init__(self, inner: Any, captures: bool = False, gives_back: bool = False) -> None:
         infos = inner.get_output_memory_infos()
         found = next((i for i in infos if i.device_vendor_id == NVIDIA), None)
         self.name, self.kind, self.index = "cpu", dlpack.CPU, 0
         if found is not None:
             self.name, self.kind, self.index = "cuda", dlpack.CUDA, found.device_id
-        self._inner = inner
+        self._inner, self._gives_back = inner, gives_back
         self._held: dict[int, ArrayLike] = {}
         self._blocks = Blocks(self._take, lambda address: self._held.pop(address), self.wait)
         shapes = {i.name: i.shape for i in inner.get_inputs()}
@@ -108,7 +110,8 @@ class OrtMemory:
             binding.bind_output(name, *self._place(array))
         for name in others:
             binding.bind_output(name, *((self.name, self.index) if name in stay else ("cpu", 0)))
-        with watched(self._graphs and self._graphs.launched) as options:
+        own = giving_memory_back() if self._gives_back else None
+        with watched(self._graphs.launched if self._graphs else own) as options:
             self._inner.run_with_iobinding(binding, options)
         made = dict(zip(others, binding.get_outputs()[len(given) :], strict=True))
         return {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}

@@ -6,6 +6,7 @@ The interpreter keeps bfloat16 as bit patterns and computes on these, so that pr
 casts are silently wrong. ``correct_bfloat16`` gives it a NumPy type that knows what it is; the
 patch is of the installed version, and ``test_interpreter`` shows that it is needed and works.
 Scans go over rows instead of elements (``scan_rows``): the same values, a hundred times as fast.
+Functions that a kernel calls find the language as its launch prepared it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ pytest.importorskip("triton", reason="kernels are written in Triton: pip install
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tests.support.interpreter import prepare_once_a_launch
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -29,9 +32,13 @@ def correct_bfloat16(patch: pytest.MonkeyPatch) -> None:
     builder, numpy_dtype = interpreter.InterpreterBuilder, interpreter._get_np_dtype
     load, store, dot = builder.create_masked_load, builder.create_masked_store, builder.create_dot
     handle = interpreter.TensorHandle
+    known = {tl.bfloat16.name: BFLOAT16}
 
     def np_dtype(dtype: Any) -> np.dtype[Any]:
-        return BFLOAT16 if dtype.scalar == tl.bfloat16 else numpy_dtype(dtype)
+        name = dtype.scalar.name  # the installed function makes a table of all types in each call
+        if name not in known:
+            known[name] = numpy_dtype(dtype.scalar)
+        return known[name]
 
     def as_bits(x: Any) -> Any:
         if x is None or x.data.dtype != BFLOAT16:
@@ -93,6 +100,7 @@ def bfloat16(request: pytest.FixtureRequest) -> Any:
         if "unpatched" not in request.fixturenames:
             correct_bfloat16(patch)
             patch.setattr(interpreter.ScanOps, "generic_scan", scan_rows)
+            prepare_once_a_launch(patch)
         # Rows past the end divide zero by zero; nothing stores them.
         with np.errstate(all="ignore"):
             yield

@@ -32,6 +32,7 @@ class Formulation:
         streams: whether a sequence may be given in pieces.
         reason: a part of the message with which it is refused; empty where it is fused.
         half: whether half precision is part of it.
+        branches: of a condition; all of them are computed once they are fused.
     """
 
     build: Callable[[], nn.Module]
@@ -42,6 +43,7 @@ class Formulation:
     streams: bool = True
     reason: str = ""
     half: bool = False
+    branches: int = 1
 
 
 CAUSAL: dict[str, Formulation] = {}
@@ -72,6 +74,7 @@ def formulation(
     streams: bool = True,
     reason: str = "",
     half: bool = False,
+    branches: int = 1,
     **expected: Any,
 ) -> Callable[[Any], Any]:
     """Register a function of query, key and value, or a module class."""
@@ -79,7 +82,7 @@ def formulation(
     def register(written: Any) -> Any:
         build = written if isinstance(written, type) else lambda: Call(written)
         table[written.__name__.lower()] = Formulation(
-            build, inputs, expected, nodes, length, streams, reason, half
+            build, inputs, expected, nodes, length, streams, reason, half, branches
         )
         return written
 

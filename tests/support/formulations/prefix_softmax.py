@@ -146,7 +146,7 @@ def softmax_over_another_sum(q, k, v):
     return weights @ v * q
 
 
-@formulation(COLLECTED, reason="Sigmoid is computed of it")
+@formulation(COLLECTED, reason="is computed of it")
 def slstm_with_recurrent_weights(q, k, v):
     """The gates read the output before: no linear recurrence."""
     c, n, m, h = (torch.zeros_like(v[:, 0]) for _ in range(4))

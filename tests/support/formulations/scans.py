@@ -256,7 +256,7 @@ def loop_over_tokens(q, k, v):
     return torch.stack(out, 1) + q
 
 
-@formulation(COLLECTED, nodes=2, streams=False)
+@formulation(COLLECTED, nodes=2, streams=False, branches=2)
 def two_branches(q, k, v):
     """One of two sums, by a condition on all tokens: both are computed."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 LEAST, TRIES = 4096, 30
-"""Bytes: more than thread-local data of a library, without which glibc ends the program."""
+"""Bytes that are refused, and calls in which a thread may ask for them."""
 
 library, *folders = sys.argv[1:]
 shim = ctypes.CDLL(None)
