@@ -10,7 +10,6 @@ system has no such locks, no folder is taken for abandoned.
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import os
 import secrets
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from linexport.errors import EnvironmentProblemError
+from linexport.system.folder_lock import lock
 from linexport.system.room import FULL, MAKE_ROOM
 
 ASIDE = ".old"
@@ -95,7 +95,7 @@ def _remove_abandoned(output: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                if _lock(descriptor):
+                if lock(descriptor):
                     shutil.rmtree(leftover, ignore_errors=True)
             finally:
                 os.close(descriptor)
@@ -115,17 +115,6 @@ def _make_locked(parent: Path, start: str, named: list[Path]) -> tuple[Path, int
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue
-        if _lock(descriptor) is not False and folder.exists():
+        if lock(descriptor) is not False and folder.exists():
             return folder, descriptor
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Take the lock of an open folder; False where another has it, None where there are none."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems
-        return None
-    return True

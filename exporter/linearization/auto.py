@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
+from linexport.linearization import search_record
 from linexport.linearization.calibration import Rows
 from linexport.linearization.confidence import CONFIDENCE, upper_bound
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.search import MARGIN, Choice, FormPoint, FormSearch, confirmed
 from linexport.linearization.search_candidates import find_candidates, known_form, measure_costs
-from linexport.linearization.search_record import SearchFile, digest_of, digest_of_module
+from linexport.linearization.search_record import digest_of, digest_of_module
 from linexport.linearization.task_loss import TaskLoss, TaskRows, find_task, with_labels
 from linexport.manifest.linearization_records import SearchPoint, SearchRecord
 from linexport.manifest.proof import MetricRecord
@@ -198,7 +199,7 @@ def find_forms(
         advance: told the seconds of the budget that are spent, and what is done.
 
     Raises:
-        UsageError: options or labels that do not fit, or a record of another search.
+        UsageError: options or labels that do not fit, or a record of another search, or in use.
         UnsupportedModelError: no layer can be replaced.
     """
     auto, seed = settings.auto, settings.seed
@@ -210,58 +211,59 @@ def find_forms(
     task = find_task(original, sites, parts.search)
     _check_rows(task, parts, settings.max_drop)
     lengths = list(settings.lengths or _lengths(loaded, targets))
-    file = SearchFile(auto.record, _key(loaded, parts, task.name, lengths, settings))
+    key = _key(loaded, parts, task.name, lengths, settings)
+    with search_record.opened(auto.record, key) as file:
 
-    def say(text: str) -> None:
-        advance(min(int(file.seconds), auto.seconds), text)
+        def say(text: str) -> None:
+            advance(min(int(file.seconds), auto.seconds), text)
 
-    say("candidates")
-    forms = find_candidates(original, targets, parts.fit, maps, settings.options, seed)
-    say("costs")
-    candidates = measure_costs(
-        targets, forms, lengths, settings.threads, file,
-        lambda: COSTS_UNTIL - file.seconds / auto.seconds,
-    )  # fmt: skip
-    data = (parts.fit, parts.search)
-    search = FormSearch(
-        original, candidates, task, data, file, auto.seconds, settings.max_drop, seed, say
-    )
-    path, passing = search.run()
-    file.save()
-    spent, exhausted = file.seconds, search.left() <= 0 or candidates.skipped > 0
-    say("confirming")
-    result = confirmed(search, passing, parts.confirm)
-    module, found = search.build(result.point)
-    lost = result.after - result.before
-    scores = (task.score(result.before), task.score(result.after))
-    record = SearchRecord(
-        minutes=auto.minutes,
-        seconds=round(spent, 1),
-        exhausted=exhausted,
-        resumed=file.resumed,
-        measured=len(file.kept.losses),
-        loss=task.name,
-        max_drop=settings.max_drop,
-        confidence=CONFIDENCE,
-        fit_rows=len(parts.fit),
-        search_rows=len(parts.search),
-        confirm_rows=len(parts.confirm),
-        repeated_rows=parts.repeated,
-        length=targets[0].length,
-        costs=tuple(file.kept.costs),
-        points=_points(search, path, passing, result.point),
-        drop=float(lost.mean()),
-        bound=upper_bound(lost, task.counted) if result.after is not result.before else 0.0,
-    )
-    measured = [row.length for row in search.costs_of(search.softmax)[0] if not row.computed]
-    return FoundForms(
-        module,
-        found,
-        search.forms_of(result.point.choice),
-        MetricRecord(task.name, *scores, record.drop, not task.is_share),
-        record,
-        tuple(measured),
-    )
+        say("candidates")
+        forms = find_candidates(original, targets, parts.fit, maps, settings.options, seed)
+        say("costs")
+        candidates = measure_costs(
+            targets, forms, lengths, settings.threads, file,
+            lambda: COSTS_UNTIL - file.seconds / auto.seconds,
+        )  # fmt: skip
+        data = (parts.fit, parts.search)
+        search = FormSearch(
+            original, candidates, task, data, file, auto.seconds, settings.max_drop, seed, say
+        )
+        path, passing = search.run()
+        file.save()
+        spent, exhausted = file.seconds, search.left() <= 0 or candidates.skipped > 0
+        say("confirming")
+        result = confirmed(search, passing, parts.confirm)
+        module, found = search.build(result.point)
+        lost = result.after - result.before
+        scores = (task.score(result.before), task.score(result.after))
+        record = SearchRecord(
+            minutes=auto.minutes,
+            seconds=round(spent, 1),
+            exhausted=exhausted,
+            resumed=file.resumed,
+            measured=len(file.kept.losses),
+            loss=task.name,
+            max_drop=settings.max_drop,
+            confidence=CONFIDENCE,
+            fit_rows=len(parts.fit),
+            search_rows=len(parts.search),
+            confirm_rows=len(parts.confirm),
+            repeated_rows=parts.repeated,
+            length=targets[0].length,
+            costs=tuple(file.kept.costs),
+            points=_points(search, path, passing, result.point),
+            drop=float(lost.mean()),
+            bound=upper_bound(lost, task.counted) if result.after is not result.before else 0.0,
+        )
+        measured = [row.length for row in search.costs_of(search.softmax)[0] if not row.computed]
+        return FoundForms(
+            module,
+            found,
+            search.forms_of(result.point.choice),
+            MetricRecord(task.name, *scores, record.drop, not task.is_share),
+            record,
+            tuple(measured),
+        )
 
 
 def _check_rows(task: TaskLoss, parts: RowParts, max_drop: float) -> None:

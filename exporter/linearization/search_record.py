@@ -10,9 +10,11 @@ anything else is refused. Files are data alone.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UsageError
 from linexport.manifest.linearization_records import FormCost
+from linexport.system.folder_lock import hold
 from linexport.system.npz import save_npz
 from linexport.system.replace_file import replacing
 
@@ -76,7 +79,7 @@ class SearchFile:
     """The record of one search; in memory alone without a folder.
 
     Args:
-        folder: made with the first measurement.
+        folder: of the record; see ``opened``.
         key: what the measurements are of.
 
     Raises:
@@ -107,7 +110,6 @@ class SearchFile:
         if self.folder is None:
             return
         try:
-            self.folder.mkdir(exist_ok=True)
             with replacing(self.folder / NAME) as partial:
                 partial.write_bytes(_ADAPTER.dump_json(self.kept, indent=1))
         except OSError as error:
@@ -118,7 +120,6 @@ class SearchFile:
         found = [x.detach().clone() for x in tensors]
         self.tensors[name] = found
         if self.folder is not None:
-            self.folder.mkdir(exist_ok=True)
             with replacing(self.folder / f"{name}.npz") as partial:
                 save_npz(partial, {str(at): x.numpy() for at, x in enumerate(found)})
 
@@ -145,6 +146,36 @@ class SearchFile:
                 return [torch.from_numpy(file[str(at)]) for at in range(len(file.files))]
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise _damaged(path, str(error)) from None
+
+
+@contextmanager
+def opened(folder: Path | None, key: Mapping[str, str]) -> Iterator[SearchFile]:
+    """Open the record of a search, for this run alone.
+
+    Two runs would learn the same tensors, and each would write its own.
+
+    Raises:
+        UsageError: as ``SearchFile`` does, or another run has the folder.
+    """
+    if folder is None:
+        yield SearchFile(None, key)
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        held = hold(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}.") from None
+    if held is None:
+        raise UsageError(
+            f"Another run of this search is at work in {folder}. Wait for its end, or write to "
+            "another output."
+        )
+    try:
+        yield SearchFile(folder, key)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where nothing was measured
+        os.close(held)
 
 
 def _read(path: Path) -> KeptMeasurements:

@@ -20,11 +20,11 @@ import pytest
 import typer
 
 import linexport
-from linexport.artifact import staging, write
+from linexport.artifact import write
 from linexport.cli.errors import guarded
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
-from linexport.system import signals
+from linexport.system import folder_lock, signals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -386,7 +386,7 @@ def test_without_locks_nothing_is_taken_for_abandoned(
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(staging.fcntl, "flock", unsupported)
+    monkeypatch.setattr(folder_lock.fcntl, "flock", unsupported)
     other = make(tmp_path / ".out.partial-8f0e", "perhaps in use")
     with write.staged(tmp_path / "out") as folder:
         assert folder.is_dir()

@@ -303,6 +303,26 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert third.drop == pytest.approx(again.drop, abs=1e-9)
 
 
+def test_a_second_run_of_a_search_is_refused(costs: list[str], tmp_path: Path) -> None:
+    """In another process or thread, for as long as the first one lasts."""
+    record = tmp_path / "record"
+    key = {"data": "0"}
+    with search_record.opened(record, key) as file:
+        refused = pytest.raises(UsageError, match=r"Another run of this search is at work in")
+        with refused, search_record.opened(record, key):
+            pass
+        file.save()
+    with search_record.opened(record, key) as file:
+        assert file.kept.key == key
+    empty = tmp_path / "empty"
+    with search_record.opened(empty, key):
+        assert empty.is_dir()
+    assert not empty.exists()
+    missing = tmp_path / "none" / "record"
+    with pytest.raises(UsageError, match="cannot be written"), search_record.opened(missing, key):
+        pass
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
