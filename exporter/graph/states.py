@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from linexport.errors import OpError
-from linexport.manifest.records import KEY_VALUES, DimRecord, StateRecord
+from linexport.manifest.records import FIRST_CALL, KEY_VALUES, DimRecord, StateRecord
 from linexport.plugins.ops.op import DOMAIN, read_node
 from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_nodes
 
@@ -28,11 +28,18 @@ SCAN = ("past_scan_", "present_scan_")
 CONVOLVED = ("past_inputs_", "present_inputs_")
 """How states begin that are the last inputs of a convolution of standard ONNX."""
 
+FIRST = ("past_first_", "present_first_")
+"""How states begin that are an input of the first call of a sequence; its name follows."""
+
 BEGUN = "_begun"
 """End of the name of a state that is 0 before the first call, and 1 after it."""
 
 BUFFERS = ("past_buffer_", "present_buffer_")
 """How states of buffers begin; the buffer's name follows."""
+
+
+UNSET = -(1 << 31)
+"""Value of such a state before the first call, which no position has."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class State:
 
     @property
     def shared(self) -> bool:
-        """True of a buffer that all rows of a batch share."""
+        """True of a buffer, or an input, that all rows of a batch share."""
         return self.record().shared
 
     def start(self, batch: int) -> np.ndarray:
@@ -116,8 +123,10 @@ def rows_dim(states: Collection[State], dims: Mapping[str, DimRecord]) -> int | 
 def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:
     """Yield, for each linexport op with states, the values they begin with by name of the input.
 
-    An op that does not say, of another version for example, is left out.
+    An op that does not say, of another version for example, is left out. Inputs of the first call
+    come first.
     """
+    yield {i.name: float(UNSET) for i in model.graph.input if i.name.startswith(FIRST[0])}
     casts = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Cast"}
     shapes = known_shapes(model)
     for node in model.graph.node:
@@ -162,13 +171,14 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 before, after = (f"{name}{BEGUN}" for name in (start, end))
                 if before in inputs:
                     found.append(State(before, after, "float32", shapes[before], node.op_type))
-    for names, standard in ((SCAN, "Scan"), (CONVOLVED, "Conv")):
+    for names, of in ((SCAN, "Scan"), (CONVOLVED, "Conv"), (FIRST, FIRST_CALL)):
         for start in (name for name in inputs if name.startswith(names[0])):
             end = start.replace(*names, 1)
             if start not in given and end in outputs:
                 kind = inputs[start].type.tensor_type.elem_type
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-                found.append(State(start, end, dtype.name, shapes[start], standard))
+                first = float(UNSET) if of == FIRST_CALL else 0.0
+                found.append(State(start, end, dtype.name, shapes[start], of, initial_value=first))
     rows = [name for name in inputs if is_rows(name) and name not in given]
     found += [_rows(inputs[name], shapes[name]) for name in rows]
     # Last: the batch is read from the first state.

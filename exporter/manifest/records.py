@@ -139,6 +139,9 @@ class KernelRecord:
 BUFFER = "Buffer"
 """Name in place of an op: of a buffer that the model's own code writes in each call."""
 
+FIRST_CALL = "FirstCall"
+"""Name in place of an op: of an input as it was in the first call of a sequence."""
+
 POOLING_MASK = "pooling_mask"
 """Input of an embedding model that leaves out the prompt: 0 for tokens that are not pooled."""
 
@@ -176,8 +179,8 @@ class StateRecord:
 
     @property
     def shared(self) -> bool:
-        """True of a buffer that all rows of a batch share: it has no axis of the batch."""
-        return self.op == BUFFER and not isinstance(self.shape[0], str)
+        """True of a buffer, or an input, that rows of a batch share: it has no axis of them."""
+        return self.op in (BUFFER, FIRST_CALL) and not isinstance(self.shape[0], str)
 
     @property
     def rows(self) -> str:

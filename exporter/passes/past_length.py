@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.states import LENGTH
+from linexport.graph.states import FIRST, LENGTH, UNSET
+from linexport.graph.tensors import known_shape
 from linexport.match.emit.layout import element_type
 from linexport.match.search.position_tables import Counted
 
@@ -41,6 +42,32 @@ class PastLength:
         graph.nodes.append(gs.Node("Add", present, inputs=inputs, outputs=[after]))
         graph.outputs.append(after)
 
+    def keep_first(self, given: gs.Tensor) -> None:
+        """Read an input as the first call of a sequence was given it.
+
+        A later call counts on from it, and may be given it again, or what the last one returned.
+        """
+        past, present = (f"{name}{given.name}" for name in FIRST)
+        readers = [(node, place) for node in given.outputs for place in _places(node, given)]
+        sizes = known_shape(given)
+        kept = gs.Variable(past, given.dtype, sizes or [1])
+        self.graph.inputs.append(kept)
+        held = kept
+        if not sizes:
+            held = self._node("Squeeze", f"{past}/number", [kept], dtype=given.dtype)
+        unset = gs.Constant(f"{past}/unset", np.asarray(UNSET, given.dtype))
+        first = self._node("Equal", f"{past}/is_first", [held, unset], dtype=np.bool_)
+        found = self._node("Where", f"{past}/found", [first, given, held], dtype=given.dtype)
+        for value in (held, first, found):
+            value.shape = sizes
+        after = gs.Variable(present, given.dtype, kept.shape)
+        row = gs.Constant(f"{present}/shape", np.asarray([1], np.int64))
+        op, inputs = ("Identity", [found]) if sizes else ("Reshape", [found, row])
+        self.graph.nodes.append(gs.Node(op, present, inputs=inputs, outputs=[after]))
+        self.graph.outputs.append(after)
+        for node, place in readers:
+            node.inputs[place] = found
+
     def offset(self, node: gs.Node) -> None:
         """Add the past to the positions of a Range."""
         positions = node.outputs[0]
@@ -51,6 +78,16 @@ class PastLength:
         self.graph.nodes.append(
             gs.Node("Add", f"{node.name}/offset", inputs=[counted, past], outputs=[positions])
         )
+
+    def count_all(self, node: gs.Node, place: int) -> None:
+        """Let a node read the number of all tokens, where it reads that of this piece."""
+        counted, stem = node.inputs[place], f"{node.name}/all"
+        # Of the shape of what it is added to: a number is not one row.
+        past = self._node("Squeeze", f"{stem}/past", [self.length])
+        past = self._node("CastLike", f"{stem}/cast", [past, counted], dtype=counted.dtype)
+        total = self._node("Add", stem, [counted, past], dtype=counted.dtype)
+        total.shape = counted.shape
+        node.inputs[place] = total
 
     def look_up(self, node: gs.Node, axis: int) -> None:
         """Gather the rows of a table at the positions of this piece, instead of slicing it."""
@@ -99,3 +136,7 @@ class PastLength:
         output = gs.Variable(name, dtype)
         self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))
         return output
+
+
+def _places(node: gs.Node, tensor: gs.Tensor) -> list[int]:
+    return [place for place, given in enumerate(node.inputs) if given is tensor]

@@ -30,7 +30,7 @@ from linexport.errors import (
     NonFiniteError,
     UsageError,
 )
-from linexport.manifest.records import BUFFER
+from linexport.manifest.records import BUFFER, FIRST_CALL
 from linexport.serving.call_time import in_time
 from linexport.serving.chunk import measured_chunk
 from linexport.serving.layout import Layout
@@ -72,6 +72,13 @@ class Pool:
     ) -> None:
         if not model.states:
             raise UsageError(f"{model.path} does not stream: {model.manifest.why_stateless}")
+        kept = [s for s in model.states.values() if s.op == FIRST_CALL and s.shared]
+        if kept:
+            raise UsageError(
+                f"{kept[0].past} of {model.path} is one number for all rows of a batch, and a pool "
+                "computes several sequences in one call. Let the model take one for each row, or "
+                "use streams: linexport.load(...).stream()."
+            )
         written = next((s for s in model.states.values() if s.op == BUFFER), None)
         if written is not None:
             raise UsageError(

@@ -479,10 +479,17 @@ def _check_shapes(source: str, given: _Given) -> None:
             f"{source} returned a {type(shapes).__name__} as dynamic_shapes. Expected one entry "
             "per argument, as torch.export.export takes, for example ({0: Dim.DYNAMIC},)."
         )
-    if any(isinstance(x, bool | str | float) for x in pytree.tree_leaves(shapes)):
+    entries = shapes.values() if isinstance(shapes, dict) else shapes or ()
+    if any(map(_says_no_size, entries)):
         raise UsageError(
             f"{source} returned dynamic_shapes with values that say nothing of sizes. Example "
             "inputs by name without a tensor go into (module, args, kwargs, dynamic_shapes)."
+        )
+    names = [x for x in pytree.tree_leaves(shapes) if isinstance(x, str)]
+    if unusable := [name for name in names if not name.isidentifier()]:
+        raise UsageError(
+            f"{source} returned dynamic_shapes with the name {unusable[0]!r}. Expected a name of "
+            "letters, digits and underscores for each size that varies."
         )
     if isinstance(shapes, tuple | list) and len(shapes) != count:
         raise UsageError(
@@ -491,11 +498,24 @@ def _check_shapes(source: str, given: _Given) -> None:
         )
 
 
+def _says_no_size(entry: object, named: bool = False) -> bool:
+    """Return whether an entry has a value that is not a size.
+
+    A string is the name of one in the dims of a tensor, by place or in a list.
+    """
+    if isinstance(entry, dict):
+        dims = bool(entry) and all(isinstance(key, int) for key in entry)
+        return any(_says_no_size(x, dims) for x in entry.values())
+    if isinstance(entry, list | tuple):
+        return any(_says_no_size(x, True) for x in entry)
+    return isinstance(entry, bool | float) or (isinstance(entry, str) and not named)
+
+
 def _dims(given: _Given, runs: Runs, one_batch: str | None) -> DefaultDims:
     """Return the examples with the dims of the factory, else with those that are usual."""
     if not given.chosen:
         return default_dims(given.examples, runs, one_batch)
-    shapes = _always_dynamic(_by_position(given))
+    shapes = _as_dims(_by_position(given))
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
     return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())
 
@@ -514,10 +534,20 @@ def _by_position(given: _Given) -> Any:
     return tuple(shapes[name] for name in names)
 
 
-def _always_dynamic(shapes: object) -> Any:
-    """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, which torch fixes where code counts to it."""
+def _as_dims(shapes: object) -> Any:
+    """Return ``Dim.DYNAMIC`` for every ``Dim.AUTO``, and dims for names.
+
+    torch fixes ``AUTO`` where code counts to it. Names are what ``torch.onnx.export`` takes.
+    """
     from torch.export import Dim
 
     from linexport.system.torch_internals.trees import pytree
 
-    return pytree.tree_map(lambda dim: Dim.DYNAMIC if dim is Dim.AUTO else dim, shapes)
+    named: dict[str, Any] = {}
+
+    def dim(given: object) -> object:
+        if isinstance(given, str):
+            return named.setdefault(given, Dim(given))
+        return Dim.DYNAMIC if given is Dim.AUTO else given
+
+    return pytree.tree_map(dim, shapes)

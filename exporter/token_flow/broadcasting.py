@@ -54,12 +54,15 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
         axes = tuple(fixed(of(size)) for size in numbers.shape)
         return TokenValue(axes, numbers=numbers, faults=_faults(inputs))
     met = align(a, inputs)
-    values, axes = met.values, met.axes
+    values, axes, time = met.values, met.axes, met.time
     if spans(axes) and any(_counts_past(v) for v in inputs):
         a.note(FlowKind.OFFSET)
     if op in COMPARISONS:
         values = _compared(values, axes)
     form = _form(op, values, axes)
+    if form is None and not spans(axes) and any(_counts_all(a, v) for v in values):
+        values = [replace(v, numbers=None, form=None) if _counts_all(a, v) else v for v in values]
+        time = Time.AFTER
     if form is None or any(v.tokens for v in values):
         a.check_same_everywhere(*values)
     tokens = any(v.tokens for v in values)
@@ -67,7 +70,7 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
     states = frozenset[str]()
     if not spans(axes) and all(v.states or not v.tokens for v in inputs):
         states = states.union(*(v.states for v in inputs))
-    made = TokenValue(axes, None, form, mask, met.time, tokens, None, _faults(inputs), states)
+    made = TokenValue(axes, None, form, mask, time, tokens, None, _faults(inputs), states)
     # A number that is added to a running sum does not keep a state from continuing it.
     if op in COPIES or (op in ("Add", "Sub") and inputs[1].uniform is not None):
         made = replace(made, running=inputs[0].running)
@@ -108,6 +111,15 @@ def _counts_past(value: TokenValue) -> bool:
     """Return whether a value is a number of tokens that earlier calls were fed."""
     number = value.uniform
     return isinstance(number, Length) and PAST in number.symbols
+
+
+def _counts_all(a: Interpreter, value: TokenValue) -> bool:
+    """Return whether a value is the number of all tokens up to the end of a call, and a constant.
+
+    However a sequence is cut, it is the same behind its last token.
+    """
+    number = value.uniform
+    return isinstance(number, Length) and (number - a.end).number is not None
 
 
 def _compared(values: list[TokenValue], axes: Sequence[Axis]) -> list[TokenValue]:

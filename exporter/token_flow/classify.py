@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.states import BEGUN, LENGTH, State
+from linexport.manifest.records import FIRST_CALL
 from linexport.token_flow import rules
 from linexport.token_flow.axes import has_tokens, size_of, span_of
 from linexport.token_flow.constants import along_tokens
@@ -176,6 +177,9 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
         return None if counted == a.end else (None, "does not count the tokens")
     if state.past.endswith(BEGUN):
         return None
+    if state.op == FIRST_CALL:
+        same = not value.tokens and value.time == Time.ALWAYS and not a.depends_on_piece(value)
+        return None if same else (None, "is not what the first call was given")
     if any(_sums(value, state.past, source) for source in a.sums.values()):
         return None
     join = a.joins.get(state.past)

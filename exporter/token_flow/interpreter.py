@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from linexport.graph.states import State
+from linexport.manifest.records import FIRST_CALL
 from linexport.token_flow.axes import Axis, Fixed, Span, fixed, spans
 from linexport.token_flow.lengths import PAST, Length, of, parse, symbol
 from linexport.token_flow.values import SMALL, MixingError, Tag, Time, TokenValue, array
@@ -402,6 +403,8 @@ class Interpreter:
             axes = tuple(self.axis_of(self.size(size)) for size in shape)
             return TokenValue(axes, tokens=bool(spans(axes)), tag=Tag.of(tensor.name, axes))
         axes = tuple(fixed(self.size(size)) for size in shape)
+        if state.op == FIRST_CALL:
+            return TokenValue(axes, tag=Tag.of(tensor.name, axes))
         found = TokenValue(axes, time=Time.BEFORE, tokens=True, states=frozenset({tensor.name}))
         if state.op == POSITIONS:
             return replace(found, numbers=array([self.past]), time=Time.ALWAYS, tokens=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import linexport
+from linexport.errors import UsageError
 from linexport.sources import load_model
 from linexport.sources.factory import load_module
 
@@ -114,3 +115,16 @@ def test_shapes_by_the_names_of_arguments_hold_for_those_by_name_too() -> None:
     mask = torch.ones(2, 5).bool()
     loaded = of(Masked(), (x,), {"mask": mask}, {"mask": None, "x": dims})
     assert loaded.dynamic_shapes == (dims, None)
+
+
+def test_dims_are_named_as_for_torch_onnx_export() -> None:
+    """One name is one size, in whichever input it is."""
+    x, mask, names = torch.randn(2, 5, 8), torch.ones(2, 5).bool(), {0: "batch", 1: "time"}
+    first, second = of(Masked(), (x,), {"mask": mask}, {"x": names, "mask": names}).dynamic_shapes
+    assert [dim.__name__ for dim in first.values()] == ["batch", "time"] and first == second
+    of(Masked(), (x,), {"mask": mask}, (names, ["batch", None]))
+    with pytest.raises(UsageError, match=r"with the name 'a batch'\. Expected a name of letters"):
+        of(Masked(), (x,), {"x": {0: "a batch"}})
+    for other in ("batch", {"mode": "fast"}):
+        with pytest.raises(UsageError, match="values that say nothing of sizes"):
+            of(Masked(), (x,), {"x": other})

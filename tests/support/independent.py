@@ -37,11 +37,16 @@ class Independent:
         return self.outputs(x, sizes)[0]
 
     def outputs(
-        self, x: np.ndarray, sizes: Iterable[int], others: Iterable[np.ndarray] = ()
+        self,
+        x: np.ndarray,
+        sizes: Iterable[int],
+        others: Iterable[np.ndarray] = (),
+        later: Iterable[np.ndarray] | None = None,
     ) -> list[np.ndarray]:
         """Return the first output of all pieces along axis 1, and the others of the last one.
 
-        ``others`` are the inputs without tokens, the same in all pieces.
+        ``others`` are the inputs without tokens, the same in all pieces, or ``later`` behind the
+        first.
         """
         presents = {s["present"] for s in self.states}
         first, *rest = (n for n in self.names if n not in presents)
@@ -55,7 +60,7 @@ class Independent:
         }
         found, start, got = list[np.ndarray](), 0, dict[str, np.ndarray]()
         for size in sizes:
-            pieces = (x[:, start : start + size], *others)
+            pieces = (x[:, start : start + size], *(later if later and start else others))
             fed = dict(zip(self.inputs, pieces, strict=True)) | past
             got = dict(zip(self.names, self.session.run(None, fed), strict=True))
             past = {s["past"]: got[s["present"]] for s in self.states}

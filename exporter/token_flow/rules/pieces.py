@@ -20,8 +20,8 @@ END = 1 << 31
 
 FILLED = "puts rows of zeros, weights or another input in front of the tokens of each call"
 HISTORY = (
-    "rows of earlier tokens must come from a state: a delay or a difference by a constant does. A "
-    "model that takes them as an input and returns the last ones goes on by run, given those"
+    "rows of earlier tokens must come from a state: a delay or a difference by a constant does, "
+    "and rows that are an input, if they are read at constant places and the last are returned"
 )
 
 
