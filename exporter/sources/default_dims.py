@@ -77,7 +77,7 @@ def default_dims(
         )
         return DefaultDims(
             args,
-            _map(args, lambda tensor: None, constants=False),
+            map_tensors(args, lambda tensor: None, constants=False),
             (f"all dims stay constant: {reason}. Give dynamic_shapes.",),
         )
 
@@ -105,7 +105,9 @@ def default_dims(
 
     return DefaultDims(
         repeat_ones(args, dims),
-        _map(args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False),
+        map_tensors(
+            args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False
+        ),
         (*_warnings(batches, sequences, lengths, one_batch), *_constant(others, args), *unclear),
         unclear,
     )
@@ -163,7 +165,7 @@ def _more_rows(args: tuple[object, ...], batch: int, stacked: set[int]) -> Posit
             return tensor
         return tensor.repeat_interleave(_SMALLEST, place)
 
-    return _map(args, grown)
+    return map_tensors(args, grown)
 
 
 def _constant(others: set[int], args: tuple[object, ...]) -> Iterator[str]:
@@ -222,7 +224,7 @@ def _tried(
     for other in (lambda n: n + 3, lambda n: 2 * n, lambda n: 3 * n, lambda n: n - 1):
         if any(other(size) < 1 for size in groups.values()):
             continue
-        resized = [_map(args, partial(_resized, chosen=c, other=other)) for c in chosen]
+        resized = [map_tensors(args, partial(_resized, chosen=c, other=other)) for c in chosen]
         results = map(runs, resized)
         taken = {c for c, found in zip(chosen, results, strict=True) if found is not None}
         together = frozenset().union(*taken)
@@ -270,7 +272,7 @@ def _unread(
             longer[:, : tensor.shape[1]] = drawn[id(tensor)]
             return longer
 
-        return runs(_map(args, value))
+        return runs(map_tensors(args, value))
 
     plain, found = outputs(frozenset()) if len(groups) > 1 else None, set[frozenset[int]]()
     for group in groups if plain is not None else ():
@@ -317,7 +319,7 @@ def repeat_ones(
                 tensor = tensor.repeat_interleave(_SMALLEST, dim)
         return tensor
 
-    return _map(args, repeated)
+    return map_tensors(args, repeated)
 
 
 def repeat_ones_where(value: Any, spec: Any) -> Any:
@@ -388,7 +390,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _map(
+def map_tensors(
     value: object, function: Callable[[torch.Tensor], object], *, constants: bool = True
 ) -> Any:
     """Apply ``function`` to each tensor of a nested value; keep other leaves, or make them None."""
@@ -397,8 +399,10 @@ def _map(
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: _map(item, function, constants=constants) for key, item in value.items()}
+        return {
+            key: map_tensors(item, function, constants=constants) for key, item in value.items()
+        }
     if isinstance(value, tuple | list):
-        items = [_map(item, function, constants=constants) for item in value]
+        items = [map_tensors(item, function, constants=constants) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value if constants else None

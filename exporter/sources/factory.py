@@ -34,6 +34,7 @@ from linexport.sources.default_dims import DefaultDims, Runs, default_dims, repe
 from linexport.sources.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.sources.loaded_model import LoadedModel, Source
 from linexport.sources.own_classes import command_with_inputs, example_of
+from linexport.sources.tied_dims import tied
 from linexport.sources.weights import check_finite, named_tensors, parameter_summary, weights_digest
 from linexport.system.untyped import DynamicShapes, Keywords, LibraryObject, Positional
 
@@ -515,7 +516,7 @@ def _dims(given: _Given, runs: Runs, one_batch: str | None) -> DefaultDims:
     """Return the examples with the dims of the factory, else with those that are usual."""
     if not given.chosen:
         return default_dims(given.examples, runs, one_batch)
-    shapes = _as_dims(_by_position(given))
+    shapes = tied(given.examples, _as_dims(_by_position(given)), runs)
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
     return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())
 

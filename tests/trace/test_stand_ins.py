@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnxruntime
@@ -25,6 +25,18 @@ def places(x: Tensor) -> Tensor:
     return (torch.arange(x.shape[1]) - 3).clamp(min=0)[None, :, None]
 
 
+def triangle(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+
+
+def of_groups(x: Tensor) -> Tensor:
+    """Attention within two groups of one batch, each of two heads."""
+    groups = torch.stack([x, x.sin()], 1).unflatten(-1, (2, 3)).transpose(2, 3)
+    mask = triangle(x)[None, None, None].expand(x.shape[0], 2, 1, -1, -1)
+    found = F.scaled_dot_product_attention(groups, groups.cos(), groups, mask)
+    return found.sum(1).transpose(1, 2).flatten(2)
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "maxima of a window": lambda x: F.max_pool1d(F.pad(x.mT, (4, 0)), 5, 1).mT,
     "maxima of steps": lambda x: nn.MaxPool1d(3, stride=2, padding=1, ceil_mode=True)(x.mT).mT,
@@ -36,12 +48,24 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
+    "without heads": lambda x: F.scaled_dot_product_attention(
+        x, x.sin(), x, is_causal=True, scale=0.5
+    ),
+    "with a mask": lambda x: F.scaled_dot_product_attention(
+        x, x.sin(), x, triangle(x).expand(x.shape[0], -1, -1)
+    ),
+    "of rows": lambda x: x + F.scaled_dot_product_attention(x[0], x[-1].sin(), x[-1], triangle(x)),
+    "of groups": of_groups,
+}
+
+
 class Applied(nn.Module):
     """One of the functions."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.function = FUNCTIONS[name]
+        self.function = (FUNCTIONS | ATTENTION)[name]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -93,12 +117,25 @@ def test_a_function_of_images_is_exported_for_any_size(name: str) -> None:
         np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_that_fixes_sizes_is_exported_for_any(name: str) -> None:
+def results(name: str) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield what a graph gives, and its inputs, at several sizes."""
     model = rewritten(Applied(name), torch.randn(2, 40, WIDTH))
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for batch, length in ((1, 1), (3, 17), (2, 64)):
         x = torch.randn(batch, length, WIDTH)
         (given,) = session.get_inputs()
         (got,) = session.run(None, {given.name: x.numpy()})
+        yield got, x
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_fixes_sizes_is_exported_for_any(name: str) -> None:
+    for got, x in results(name):
         np.testing.assert_array_equal(got, FUNCTIONS[name](x).numpy())
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_of_any_number_of_axes_is_exported(name: str) -> None:
+    for got, x in results(name):
+        expected = ATTENTION[name](x.double()).numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
