@@ -252,10 +252,11 @@ def _groups(sizes: dict[int, int]) -> dict[frozenset[int], int]:
 def _unread(
     args: tuple[object, ...], groups: dict[frozenset[int], int], runs: Runs
 ) -> set[frozenset[int]]:
-    """Return the tensors of whose dim 1 the module reads no more than the example has.
+    """Return the tensors of whose dim 1 the module reads, or returns, no more than the example has.
 
-    Rows of a state, say, which it takes by number. What has the length of another tensor may belong
-    to that one, as a mask that is not used, and is none of them.
+    Rows of a state, say, which it takes by number, or the last of which it returns. What has the
+    length of another tensor may belong to that one, as a mask that is not used, and is none of
+    them.
 
     Args:
         args: the examples.
@@ -276,8 +277,10 @@ def _unread(
 
     plain, found = outputs(frozenset()) if len(groups) > 1 else None, set[frozenset[int]]()
     for group in groups if plain is not None else ():
-        longer = outputs(group)
-        if longer is not None and plain is not None and _same(longer, plain):
+        longer, shapes = outputs(group), [t.shape for t in _tensors(args) if id(t) in group]
+        if longer is None or plain is None:
+            continue
+        if _same(longer, plain) or _returns(longer, plain, shapes):
             found.add(group)
     read = {size for group, size in groups.items() if group not in found}
     return {group for group in found if groups[group] not in read}
@@ -298,6 +301,14 @@ def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(
         a.shape == b.shape and bool((a == b).all()) for a, b in pairs
     )
+
+
+def _returns(
+    longer: list[torch.Tensor], plain: list[torch.Tensor], shapes: list[torch.Size]
+) -> bool:
+    """Return whether outputs have the shapes of inputs as they were, though these are longer."""
+    sizes = [output.shape for output in longer]
+    return sizes == [output.shape for output in plain] and all(s in sizes for s in shapes)
 
 
 def _resized(tensor: torch.Tensor, chosen: Set[int], other: Callable[[int], int]) -> torch.Tensor:

@@ -147,6 +147,27 @@ def test_numbers_of_each_token_vary_with_the_sequence_where_torch_lets_them() ->
     assert "8 is a width as well as a length" in chosen.warnings[0]
 
 
+class LastRows(torch.nn.Module):
+    """Takes rows in front of the tokens, and more of them, and returns the last three."""
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.cat([seen, x], 1)
+        return rows[:, : x.shape[1]].cumsum(1), rows[:, -3:]
+
+
+class Memory(torch.nn.Module):
+    """Reads a memory of any length, and returns nothing of its size."""
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return x + memory.mean(1, keepdim=True)
+
+
+def test_rows_that_are_returned_as_many_as_they_are_given_are_a_state() -> None:
+    args = zeros(2, 12, 8), zeros(2, 3, 8)
+    assert load_module((LastRows(), args), "a:m").dynamic_shapes == (BOTH, BATCH)
+    assert load_module((Memory(), args), "a:m").dynamic_shapes == (BOTH, BOTH)
+
+
 def test_an_empty_sequence_stays_constant() -> None:
     chosen = default_dims((zeros(2, 0, 8),))
     assert chosen.dynamic_shapes == (BATCH,)
