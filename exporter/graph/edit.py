@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,14 @@ WIDENED = (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT)
 
 END = np.iinfo(np.int64).max
 """The end of an axis as exporters write it."""
+
+
+def with_bodies(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """Yield a graph, and those of the loops and branches in it."""
+    yield graph
+    for node in graph.nodes:
+        for body in (a for a in node.attrs.values() if isinstance(a, gs.Graph)):
+            yield from with_bodies(body)
 
 
 def producer(tensor: gs.Tensor, op: str | None = None) -> gs.Node | None:

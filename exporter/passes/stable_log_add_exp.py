@@ -12,14 +12,15 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.graph.edit import index_of, producer
+from linexport.graph.edit import index_of, producer, with_bodies
 
 log = logging.getLogger(__name__)
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrite every such logarithm."""
-    return rewrite_matches(graph, _arguments, _rewrite, log)
+    """Rewrite every such logarithm, in bodies of loops as well."""
+    done = [rewrite_matches(one, _arguments, _rewrite, log) for one in with_bodies(graph)]
+    return PassResult(any(result.modified for result in done))
 
 
 def _arguments(graph: gs.Graph, node: gs.Node) -> list[gs.Tensor] | None:

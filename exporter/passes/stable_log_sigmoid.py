@@ -13,16 +13,18 @@ import logging
 import onnx_graphsurgeon as gs
 
 from linexport.graph.contract import Pass, PassResult, rewrite_matches
-from linexport.graph.edit import index_of, producer
+from linexport.graph.edit import index_of, producer, with_bodies
 
 log = logging.getLogger(__name__)
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrite every such root, then every such logarithm."""
-    roots = rewrite_matches(graph, _root, _as_exponential, log)
-    logarithms = rewrite_matches(graph, _argument, _rewrite, log)
-    return PassResult(roots.modified or logarithms.modified)
+    """Rewrite every such root, then every such logarithm, in bodies of loops as well."""
+    modified = False
+    for one in with_bodies(graph):
+        modified |= rewrite_matches(one, _root, _as_exponential, log).modified
+        modified |= rewrite_matches(one, _argument, _rewrite, log).modified
+    return PassResult(modified)
 
 
 def _root(graph: gs.Graph, node: gs.Node) -> gs.Constant | None:

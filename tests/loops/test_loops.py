@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -24,6 +25,7 @@ from linexport.sources.factory import load_module
 from linexport.trace import length_warnings, trace
 from linexport.trace.loops import capture, reroll
 from tests.support.independent import Independent, check_independently
+from tests.support.pieces import in_pieces, rewritten
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -625,3 +627,25 @@ def test_a_state_of_no_token_is_carried(tmp_path: Path) -> None:
         got = found.outputs(x.numpy(), sizes, [a.numpy() for a in rows])
         for one, exact in zip(got, expected, strict=True):
             torch.testing.assert_close(torch.from_numpy(one).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+class ClosedGates(nn.Module):
+    """Logarithms of gates that read their state, so that no step leaves the loop."""
+
+    def forward(self, x):
+        m, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            gate = F.logsigmoid(x[:, t] + m.sin())
+            m = torch.logaddexp(gate, (x[:, t] - m.cos()).sigmoid().log() - 90)
+            out.append(m)
+        return torch.stack(out, 1)
+
+
+def test_logarithms_in_a_loop_are_right_where_a_gate_is_closed() -> None:
+    """ONNX Runtime's Sigmoid is the same number from -18 down, and 0 soon after."""
+    module, x = ClosedGates(), torch.linspace(-120, 120, 120).reshape(2, 10, 6)
+    model = rewritten(module, x)
+    assert any(node.op_type == "Scan" for node in model.graph.node)
+    x = torch.cat([x, x.flip(1)], 1)
+    found = in_pieces(model, x.numpy(), [3, 17])
+    np.testing.assert_allclose(found, module(x.double()).numpy(), rtol=1e-6, atol=1e-5)
