@@ -580,6 +580,22 @@ def test_a_package_that_is_not_installed_is_made_on_request(
         )
 
 
+def test_references_of_a_package_are_made_beside_its_kernels(
+    no_library: None, tmp_path: Path
+) -> None:
+    both = DIRECT.replace("selective_scan_fn", "selective_scan_fn, selective_scan_ref")
+    loaded = load_factory(written(tmp_path, both), seed=0, stand_ins=True)
+    (kernel,) = loaded.kernels
+    assert kernel.error is None  # which a comparison with itself would make 0
+    with absent.standing_in(absent.KNOWN):
+        interface = importlib.import_module("mamba_ssm.ops.selective_scan_interface")
+    u, dt, states = drawn(B, 6, T), drawn(B, 6, T, seed=1), drawn(B, 4, T)
+    given = u, dt, -drawn(6, 4).abs(), states, drawn(B, 4, T, seed=2)
+    torch.testing.assert_close(
+        interface.selective_scan_ref(*given), interface.selective_scan_fn(*given)
+    )
+
+
 WEIGHTS = {
     "Mamba": "A_log D conv1d.bias conv1d.weight dt_proj.bias dt_proj.weight in_proj.weight "
     "out_proj.weight x_proj.weight",

@@ -122,12 +122,16 @@ def kernels() -> tuple[GpuKernel, ...]:
 
 @cache
 def functions(package: str) -> dict[str, TorchCallable]:
-    """Return functions that a package without kernels has in their place, by their names."""
+    """Return functions that a package without kernels has in their place, by their names.
+
+    Their references are among them: code imports these beside the kernels.
+    """
     return {
         name: _function(kernel, f"{package}.{name}")
         for kernel in kernels()
         if package in kernel.packages
-        for name in kernel.names
+        for name in (*kernel.names, kernel.reference.rpartition(".")[2])
+        if name
     }
 
 
@@ -208,12 +212,13 @@ def compare(library: str, given: Keywords, found: object) -> None:
 
 
 def _find(name: str) -> LibraryObject:
-    """Return a function by package.module.name; None where it cannot be imported."""
+    """Return a library's own function by package.module.name; None where there is none."""
     module, _, last = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), last, None)
+        found = getattr(importlib.import_module(module), last, None)
     except Exception:  # whatever a package without a GPU raises
         return None
+    return None if hasattr(found, MARK) else found
 
 
 def _taken(reference: LibraryObject, given: Keywords) -> Keywords:

@@ -114,6 +114,12 @@ def causal_conv1d_update(
 FORMULA = "a causal convolution of each channel"
 KERNELS = (
     GpuKernel(("fla",), ("causal_conv1d",), causal_conv1d, FORMULA),
-    GpuKernel(("causal_conv1d",), ("causal_conv1d_fn",), causal_conv1d_fn, FORMULA),
+    GpuKernel(
+        ("causal_conv1d",),
+        ("causal_conv1d_fn",),
+        causal_conv1d_fn,
+        FORMULA,
+        "causal_conv1d_interface.causal_conv1d_ref",
+    ),
     GpuKernel(("causal_conv1d",), ("causal_conv1d_update",), causal_conv1d_update, FORMULA),
 )

@@ -328,7 +328,13 @@ TWO = "Mamba-2's scan, S_t = exp(delta_t A) S_{t-1} + B_t (delta_t x_t)^T by hea
 
 KERNELS = (
     GpuKernel(MAMBA, ("selective_scan_fn",), selective_scan_fn, ONE, SCAN.partition(".")[2]),
-    GpuKernel(MAMBA, ("mamba_inner_fn",), mamba_inner_fn, f"{ONE}, between its projections"),
+    GpuKernel(
+        MAMBA,
+        ("mamba_inner_fn",),
+        mamba_inner_fn,
+        f"{ONE}, between its projections",
+        "ops.selective_scan_interface.mamba_inner_ref",
+    ),
     GpuKernel(
         MAMBA, ("mamba_inner_fn_no_out_proj",), mamba_inner_fn_no_out_proj, f"{ONE}, in a block"
     ),
