@@ -111,9 +111,10 @@ class _Lines:
 
     def _replace(self, found: Sequence[Moved]) -> None:
         groups = dict[tuple[str, int, float | str, str], list[Moved]]()
+        sources = {moved.source.name for moved in found}
         for moved in found:
             if not moved.front:
-                self.rows.place(moved, Line(moved.source, 0))
+                self.rows.place(moved, Line(moved.source, 0), moved.result.name in sources)
                 continue
             start = moved.start.name if moved.start is not None else ""
             key = (moved.source.name, moved.axis, moved.fill, start)
@@ -126,7 +127,7 @@ class _Lines:
             rows, first = max(m.front for m in group), group[0]
             line = self.rows.line(first.source, axis, rows, fill, first.start)
             for moved in group:
-                self.rows.place(moved, line)
+                self.rows.place(moved, line, moved.result.name in sources)
 
 
 PASS = Pass(

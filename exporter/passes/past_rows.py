@@ -181,8 +181,14 @@ class PastRows:
         for node in list(value.outputs):
             node.inputs = [x if t is value else t for t in node.inputs]
 
-    def place(self, moved: Moved, line: Line) -> None:
-        """Have a value be computed from its line."""
+    def place(self, moved: Moved, line: Line, is_source: bool = False) -> None:
+        """Have a value be computed from its line.
+
+        Args:
+            moved: says which rows of it the value is.
+            line: of the value's source.
+            is_source: whether another value is to be computed from this one, which then remains.
+        """
         result, first = moved.result, line.rows - moved.front
         steps: list[tuple[str, list[gs.Tensor]]] = []
         if first or moved.behind < 0:
@@ -196,9 +202,10 @@ class PastRows:
         x = line.seen
         for op, rest in steps:
             x = self._node(op, [x, *rest], result.dtype, None)
-        if not steps and is_output(self.graph, result):
+        remains = is_source or is_output(self.graph, result)
+        if not steps and remains:
             x = self._node("Identity", [x], result.dtype, None)
-        if steps or is_output(self.graph, result):
+        if steps or remains:
             result.inputs[0].outputs, x.inputs[0].outputs = [], [result]
             return
         result.inputs[0].outputs = []

@@ -66,7 +66,8 @@ def export_program(loaded: LoadedModel, whole: bool = False) -> torch.export.Exp
             program = _export(loaded)
     except capture.LoopFoundError as loop:
         # A trace in which a loop fixes a size is not used: its steps would be those of the example.
-        rolled = _of_few_steps(loaded, counted, (loop.number,), alike=True)
+        fixed = () if loop.number is None else (loop.number,)
+        rolled = _of_few_steps(loaded, counted, fixed, alike=True)
         return rolled or export_program(loaded, whole=True)
     except LinexportError:
         raise
@@ -329,12 +330,37 @@ def _of_few_steps(
         alike: whether a loop that counts to another number of steps is refused: no trace has told
             of it.
     """
+    images = [c for c in counted if c.sides(1)]
+    for grown in capture.GROWN if images else ():
+        sides = {size: n for c in images for size, n in c.sides(grown).items()}
+        program = _of_lengths(loaded, sides, 1, alike, images=True)
+        if program is not None:
+            return program
     lengths, chunk = dict(found for c in counted if (found := c.length())), 1
     sliced = None if lengths else _slices(loaded)
     if sliced is not None:
         size, chunk = sliced
         lengths = {size: capture.STEPS * chunk}
     lengths = {n: capture.STEPS for n in fixed if n < capture.STEPS} | lengths
+    return _of_lengths(loaded, lengths, chunk, alike)
+
+
+def _of_lengths(
+    loaded: LoadedModel,
+    lengths: Mapping[int, int],
+    chunk: int,
+    alike: bool,
+    images: bool = False,
+) -> torch.export.ExportedProgram | None:
+    """Trace a model with a loop over tokens at other sizes; None where that fails.
+
+    Args:
+        loaded: the model.
+        lengths: sizes to use in place of those of the examples; see ``shortened``.
+        chunk: tokens of a step.
+        alike: see ``_of_few_steps``.
+        images: whether steps are the pixels of images, of which there are more than ``STEPS``.
+    """
     given = shortened((*loaded.args, *loaded.kwargs.values()), loaded.dynamic_shapes, lengths)
     if given is None:
         return None
@@ -343,12 +369,14 @@ def _of_few_steps(
     kwargs = dict(zip(loaded.kwargs, named, strict=True))
     short = replace(loaded, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
     try:
-        with capture.few_steps(chunk) as marks, as_loops(loaded.module):
-            program = _export(short)
+        # ``int`` of a size is a size: only what counts to one has the number of the example.
+        with integer_sizes(loaded.module), capture.few_steps(chunk) as marks:
+            with as_loops(loaded.module):
+                program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
         return None
-    if alike and not marks.counts_alike():
+    if (alike or images) and not marks.counts_alike(least=images):
         return None
     marked = any(node.target is capture.OPERATOR for node in program.graph.nodes)
     if not marked and not marks.positions:

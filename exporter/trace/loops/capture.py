@@ -33,6 +33,11 @@ STEPS = 7
 LONGEST_CHUNK = 1024
 """Tokens that one step of a loop over chunks may take."""
 
+GROWN = (1, 2, 4, 8)
+"""By how much sides of an image are made longer than a loop over its pixels needs: layers behind
+the loop may have a half of each, and loops of their own.
+"""
+
 DOMAIN, MARK = "linexport.trace", "Steps"
 """The node that marked steps are in a graph; ``rolling`` replaces it."""
 
@@ -78,10 +83,10 @@ class LoopFoundError(BaseException):
     """A loop that counts to a size. It ends a trace, and no model that catches errors stops it.
 
     Attributes:
-        number: of steps in the example.
+        number: of steps in the example; None where several sizes say how many.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | None) -> None:
         super().__init__(number)
         self.number = number
 
@@ -93,7 +98,7 @@ def counted(stop: bool = False) -> Iterator[list[TracedCount]]:
     torch takes it that such a loop always runs as often as for the example.
 
     Args:
-        stop: at the first size that a loop counts to, whole dimensions included.
+        stop: at the first number that a loop counts to, whole dimensions included.
 
     Raises:
         LoopFoundError: there is one, and the trace stops at it.
@@ -107,8 +112,8 @@ def counted(stop: bool = False) -> Iterator[list[TracedCount]]:
         if varies and not expression.is_symbol:
             examples = {name: sizes.example(size, name) for name in names}
             found.append(TracedCount(expression, examples, number, traceback.extract_stack()))
-        if stop and varies and len(names) == 1:
-            raise LoopFoundError(number)
+        if stop and varies:
+            raise LoopFoundError(number if len(names) == 1 else None)
         return number
 
     with sizes.counting_by(count), _Iterated(found):
@@ -167,15 +172,44 @@ class TracedCount(NamedTuple):
     def length(self) -> tuple[int, int] | None:
         """Return the size of a dimension, and another for which there are ``STEPS``.
 
-        None where no size gives so many, or several dimensions say how many there are: of an image,
-        all pixels are steps.
+        None where no size gives so many, or several dimensions say how many there are.
         """
         if len(self.examples) != 1:
             return None
         ((symbol, size),) = self.examples.items()
-        lengths = (STEPS * chunk for chunk in range(1, LONGEST_CHUNK + 1))
-        found = next((n for n in lengths if self.steps.subs(symbol, n) == STEPS), None)
+        found = _size_of(self.steps, symbol, STEPS)
         return (size, found) if size and found else None
+
+    def sides(self, grown: int) -> dict[int, int]:
+        """Return the sizes of an image whose pixels are the steps, and others with fewer pixels.
+
+        Args:
+            grown: by how much each side is longer than ``STEPS`` pixels need; see ``GROWN``.
+
+        Returns:
+            None of one dimension, and where the steps are not a product of one factor for each.
+        """
+        if len(self.examples) < 2:
+            return {}
+        factors = {s: 1 for s in self.examples}
+        for factor in self.steps.as_ordered_factors():
+            names = factor.free_symbols
+            if len(names) != 1:
+                return {}
+            factors[next(iter(names))] *= factor
+        side = next(n for n in range(2, STEPS) if n ** len(factors) >= STEPS)
+        found = {
+            size: _size_of(factors[symbol], symbol, grown * side)
+            for symbol, size in self.examples.items()
+        }
+        known = {size: n for size, n in found.items() if size and n}
+        return known if len(known) == len(found) else {}
+
+
+def _size_of(steps: Any, symbol: sizes.Symbol, number: int) -> int | None:
+    """Return a size of a dimension for which an expression in it is a number."""
+    lengths = (number * chunk for chunk in range(1, LONGEST_CHUNK + 1))
+    return next((n for n in lengths if steps.subs(symbol, n) == number), None)
 
 
 def width_of(size: int | torch.SymInt) -> int | None:
@@ -248,9 +282,14 @@ class Marks(TorchFunctionMode):
             self._flush([*args, *kwargs.values()])
         return function(*args, **kwargs)
 
-    def counts_alike(self) -> bool:
-        """Return whether all loops counted to as many steps as a list needs to be marked."""
-        return all(sizes.hint(size) in (STEPS - 1, STEPS) for size in self.counted)
+    def counts_alike(self, least: bool = False) -> bool:
+        """Return whether all loops counted to as many steps as a list needs to be marked.
+
+        Args:
+            least: or to more, as those over the pixels of images do.
+        """
+        numbers = [sizes.hint(size) or 0 for size in self.counted]
+        return all(n >= STEPS - 1 and (least or n <= STEPS) for n in numbers)
 
     def length(self, count: int) -> torch.SymInt | None:
         """Return the size that a list of this many steps has, if a loop counted to it.
