@@ -370,9 +370,9 @@ def _of_lengths(
     short = replace(loaded, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
     try:
         # ``int`` of a size is a size: only what counts to one has the number of the example.
-        with integer_sizes(loaded.module), capture.few_steps(chunk) as marks:
-            with as_loops(loaded.module):
-                program = _export(short)
+        integers, few = integer_sizes(loaded.module), capture.few_steps(chunk)
+        with integers, few as marks, as_loops(loaded.module):
+            program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
         return None

@@ -15,7 +15,7 @@ import linexport
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IMAGES = ({0: Dim.DYNAMIC, 2: Dim("height", max=64), 3: Dim("width", max=64)},)
+IMAGES = ({0: Dim.DYNAMIC, 2: Dim("height", max=96), 3: Dim("width", max=96)},)
 
 SIZES = ((3, 4, 6), (1, 9, 5), (2, 7, 7), (1, 1, 8), (1, 23, 18))
 """Batch, height and width of images that a conversion does not look at."""
@@ -61,6 +61,21 @@ class Downsampled(Pixels):
 
     def forward(self, image):
         return super().forward(self.patches(image))
+
+
+class Stages(Pixels):
+    """Loops over patches of 4 x 4 pixels, whose sides are taken as ``int``, and of 8 x 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(4, 4, 4, stride=4)
+        self.halves = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, image):
+        image = self.stem(image)
+        height, width = int(image.shape[2]), int(image.shape[3])
+        image = super().forward(image).flatten(2).view(image.shape[0], -1, height, width)
+        return super().forward(self.halves(image))
 
 
 class Volume(nn.Module):
@@ -121,12 +136,17 @@ class Lines(nn.Module):
         return self.lines(image) + self.lines(image.mT).mT
 
 
+SCALES = {Downsampled: 2, Stages: 4, Volume: 2}
+"""How many pixels of a side are one."""
+
+
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
         (Pixels, (6, 10)),
         (PixelsOfReshaped, (2, 3)),
         (Downsampled, (6, 10)),
+        (Stages, (6, 10)),
         (Volume, (3, 5)),
         (RowsThenColumns, (8, 8)),
         (Lines, (6, 5)),
@@ -137,7 +157,7 @@ def test_loops_over_images_take_every_height_and_width(
     kind: type[nn.Module], size: tuple[int, int], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    model, scale = kind().eval(), 2 if kind in (Downsampled, Volume) else 1
+    model, scale = kind().eval(), SCALES.get(kind, 1)
     example = torch.randn(2, 4, *(scale * n for n in size))
     made = linexport.convert(
         model, (example,), dynamic_shapes=IMAGES, output=tmp_path / "made", bench=False

@@ -337,6 +337,33 @@ def test_delays_of_one_value_share_the_rows_of_the_longest() -> None:
     assert rows == [("batch", 168, WIDTH)]
 
 
+class MaskedWindows(nn.Module):
+    """A convolution by hand, as RecurrentGemma has it: a window of no delay is moved twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.taps = Linear(), nn.Parameter(torch.rand(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, total = x.shape[1], torch.zeros(())
+        for shift in range(4):
+            window = x[:, : length - shift] * torch.ones(x.shape[0], length - shift, 1)
+            front = torch.zeros(x.shape[0], length - window.shape[1], WIDTH, dtype=x.dtype)
+            total = total + torch.cat([front, window], 1) * self.taps[shift]
+        return self.attend(total)
+
+
+def test_a_moved_value_of_another_one_is_a_line_too() -> None:
+    module = MaskedWindows()
+    model = rewritten(module, torch.randn(2, 40, WIDTH))
+    onnx.checker.check_model(model)
+    x = torch.randn(2, 60, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        expected = module.double()(x).numpy()
+    found = in_pieces(model, x.float().numpy(), [1, 3, 1, 20])
+    assert largest_error(found, expected) < LIMIT
+
+
 class OneSequence(nn.Module):
     """Tokens without a batch."""
 

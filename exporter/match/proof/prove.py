@@ -13,7 +13,9 @@ compared with its original.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 
 PROVEN_LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
 """Tried in this order: no multiple of a chunk first, then what models in chunks may ask for."""
+
+STRIDES = (1, 2, 4, 8, 16, 32)
+"""Pixels of a side of a patch that are tried where the patches of an image are the tokens."""
 
 MIN_LENGTHS_PROVEN = 2
 """Lengths that must be compared, where the length is not fixed."""
@@ -108,6 +113,7 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
     for symbols in _assignments(candidate):
         try:
             if not size_value(candidate.length, symbols):
+                problem = "there are no tokens where sequences are this short"
                 continue  # fewer tokens than one chunk: nothing would be compared
             shapes = [[size_value(s, symbols) for s in shape] for _, shape in candidate.inputs]
         except NotRunnableError:  # a quotient by a number of chunks that is 0
@@ -241,9 +247,26 @@ def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
         symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:
             symbols[along[-1]] = length + (candidate.reach if candidate.reach > 1 else 0)
-        yield symbols
+        yield _in_patches(candidate.length, symbols, along) if len(along) > 1 else symbols
         if not along:
             return
+
+
+def _in_patches(length: Size, symbols: Mapping[str, int], along: Sequence[str]) -> dict[str, int]:
+    """Return sizes of an image of whole patches, (height // 4) * (width // 4), for those of pixels.
+
+    Args:
+        length: the number of patches.
+        symbols: the sizes where each pixel is a patch.
+        along: the sides of the image among them.
+    """
+    pixels = math.prod(symbols[name] for name in along)
+    for stride in STRIDES:
+        scaled = {n: size * stride if n in along else size for n, size in symbols.items()}
+        with contextlib.suppress(NotRunnableError):
+            if size_value(length, scaled) >= pixels:
+                return scaled
+    return dict(symbols)
 
 
 def _draw(

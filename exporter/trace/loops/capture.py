@@ -191,7 +191,7 @@ class TracedCount(NamedTuple):
         """
         if len(self.examples) < 2:
             return {}
-        factors = {s: 1 for s in self.examples}
+        factors = dict.fromkeys(self.examples, 1)
         for factor in self.steps.as_ordered_factors():
             names = factor.free_symbols
             if len(names) != 1:
