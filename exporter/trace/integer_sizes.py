@@ -2,11 +2,13 @@
 
     batch = int(windows.shape[0] / (height * width / size / size))     the size of the batch
     half = int(height / 2)                                             height // 2
+    side = int(windows.shape[1] ** 0.5)                                a number, that of all windows
 
 Python's ``int`` makes a number of the example of them. Here the name ``int`` of the files that a
 model's code is in is a type of which sizes are: ``int`` of a size is the size, and that of a
-quotient is a size of an input, or the whole part of one, that the quotient equals at all sizes
-tried. As with loops, it is the comparison with the original that shows whether it does at others.
+quotient or a root is a size of an input, the whole part of one, or a number, that it equals at all
+sizes tried. As with loops, it is the comparison with the original that shows whether it does at
+others.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ OTHER = ((5041, 15127, 25211, 35291), (1, 2, 3, 4))
 """Sizes of inputs that quotients are compared at: such as all usual windows divide, and others."""
 
 
-FOUND: ContextVar[list[torch.SymInt] | None] = ContextVar("FOUND", default=None)
+FOUND: ContextVar[list[torch.SymInt | int] | None] = ContextVar("FOUND", default=None)
 """Sizes that ``int`` was asked for, while a model is traced."""
 
 
@@ -70,10 +72,12 @@ class Integer(builtins.int, metaclass=_OfSizes):
     """Stand-in for ``int`` in the code of a model."""
 
 
-def _whole(quotient: torch.SymFloat) -> torch.SymInt | None:
-    """Return the size that the whole part of a quotient is; None where none is found."""
+def _whole(quotient: torch.SymFloat) -> torch.SymInt | int | None:
+    """Return the size, or the number, that the whole part of a quotient is; None of others."""
     symbols = sorted(sizes.symbols(quotient), key=str)
     number = builtins.int(sizes.fraction(quotient))
+    if all(_value(quotient, symbols, some) == number for some in WHOLE):
+        return number
     best = None
     for symbol in symbols:
         example = sizes.example(quotient, symbol) or 0
@@ -95,22 +99,29 @@ def _equal(
     quotient: torch.SymFloat, names: Sequence[sizes.Symbol], stride: int, tried: Sequence[int]
 ) -> bool:
     """Return whether a quotient is the first size over a number, for some sizes; whole parts."""
+    return _value(quotient, names, tried) == tried[0] // stride
+
+
+def _value(
+    quotient: torch.SymFloat, names: Sequence[sizes.Symbol], tried: Sequence[int]
+) -> int | None:
+    """Return the whole part of a quotient for some sizes; None where it has none, or has more."""
     known = dict(zip(names, tried, strict=False))
     if len(known) < len(names):
-        return False
+        return None
     value = sizes.expression(quotient).subs(known)
-    return bool(value.is_number) and builtins.int(float(value)) == tried[0] // stride
+    return builtins.int(float(value)) if value.is_number and value.is_finite else None
 
 
 @contextmanager
-def integer_sizes(model: torch.nn.Module) -> Iterator[list[torch.SymInt]]:
+def integer_sizes(model: torch.nn.Module) -> Iterator[list[torch.SymInt | int]]:
     """Let ``int`` of a size be a size in the code of a model, and of functions that it calls.
 
     Yields:
         The sizes that were asked for.
     """
     changed = [space for space in _namespaces(model) if NAME not in space]
-    found: list[torch.SymInt] = []
+    found: list[torch.SymInt | int] = []
     token = FOUND.set(found)
     for space in changed:
         space[NAME] = Integer

@@ -58,6 +58,14 @@ def smaller(x: Tensor) -> Tensor:
     return F.interpolate(x, size=(h, w), mode="nearest")
 
 
+def rooted(x: Tensor) -> Tensor:
+    """Mix the pixels of windows, whose side is the root of their area, as FLatten Transformer."""
+    (h, w), windows = x.shape[2:], partition(x.permute(0, 2, 3, 1))
+    side = int((h * w // ((h // WINDOW) * (w // WINDOW))) ** 0.5)
+    pooled = F.avg_pool2d(windows.mT.unflatten(-1, (side, side)), 3, 1, 1).flatten(-2)
+    return reverse(pooled.mT, h, w).permute(0, 3, 1, 2)
+
+
 class Applied(nn.Module):
     """One of the functions, behind a convolution."""
 
@@ -71,8 +79,13 @@ class Applied(nn.Module):
 
 @pytest.mark.parametrize(
     ("function", "dims", "unit"),
-    [(mixed, {2: WINDOW * H}, WINDOW), (padded, {2: H}, 1), (smaller, {2: H, 3: W}, 1)],
-    ids=["windows", "padded", "smaller"],
+    [
+        (mixed, {2: WINDOW * H}, WINDOW),
+        (rooted, {2: WINDOW * H}, WINDOW),
+        (padded, {2: H}, 1),
+        (smaller, {2: H, 3: W}, 1),
+    ],
+    ids=["windows", "roots", "padded", "smaller"],
 )
 def test_an_integer_of_sizes_varies(
     function: Callable[[Tensor], Tensor], dims: dict[int, Dim], unit: int
