@@ -149,7 +149,7 @@ def convert(
         inputs: For file.py:Class: an example input of its forward, NAME=DTYPE[SIZES], such as
             x=float32[2,16,64]; may be repeated. Where sizes have names, those vary:
             x=float32[batch=2,3,height=64]. Integers are rows of an embedding, or below N:
-            n=int64[2]:N.
+            n=int64[2]:N, N a number or such a name.
         pooling: For a base model in a Hugging Face folder: one vector for each sequence, in place
             of its hidden states. mean is over tokens that are not padding; last is the last of
             these, cls the first.

@@ -291,6 +291,8 @@ def draw_inputs(
             low, high = loaded.integer_ranges.get(
                 position, (int(leaf.min()), int(leaf.max()) + 1) if leaf.numel() else (0, 2)
             )
+            if position in loaded.places:
+                high = case.sizes[loaded.places[position]]
             drawn.append(torch.randint(low, high, shape, generator=generator, dtype=leaf.dtype))
     args, kwargs = pytree.tree_unflatten(drawn, structure)
     return args, kwargs

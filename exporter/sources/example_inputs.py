@@ -5,6 +5,8 @@ mask=bool[2,16]         mostly true
 ids=int64[2,16]         rows of the embedding that forward looks them up in
 count=int64[2]:1000     integers from 0 to 999
 
+edges=int64[2,links=60]:nodes     integers below the size nodes of another input
+
 Sizes with a name vary, and then no others do; a multiple says in which steps, or how the size of
 one input follows from that of another:
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
@@ -38,7 +40,7 @@ TRIED = 2
 
 _FORM = re.compile(
     r"(?P<name>[^\W\d]\w*)\s*=\s*(?P<dtype>\w+)\s*"
-    r"\[(?P<sizes>[\w\s,=*]*)\]\s*(:\s*(?P<below>\d+))?"
+    r"\[(?P<sizes>[\w\s,=*]*)\]\s*(:\s*(?P<below>\w+))?"
 )
 _SIZE = re.compile(
     r"((?P<name>[^\W\d]\w*)\s*=\s*((?P<step>0*[1-9]\d*)\s*\*\s*)?)?(?P<count>0*[1-9]\d*)"
@@ -63,6 +65,7 @@ class ExampleInput:
         sizes: of the tensor.
         below: integers are less than this; None where an embedding says it.
         varying: sizes that have a name, by their axis.
+        within: the name of the size that ``below`` is, where that varies.
     """
 
     name: str
@@ -70,6 +73,7 @@ class ExampleInput:
     sizes: tuple[int, ...]
     below: int | None = None
     varying: Mapping[int, Varying] = field(default_factory=dict)
+    within: str | None = None
 
 
 def parse(texts: Iterable[str]) -> list[ExampleInput]:
@@ -83,7 +87,23 @@ def parse(texts: Iterable[str]) -> list[ExampleInput]:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--input {name} is given twice. Give each input once.")
-    return found
+    sizes = {
+        size.name: one.sizes[axis]
+        for one in found
+        for axis, size in one.varying.items()
+        if size.step == 1
+    }
+    return [replace(one, below=_size_of(one, sizes)) if one.within else one for one in found]
+
+
+def _size_of(one: ExampleInput, sizes: Mapping[str, int]) -> int:
+    """Return the size that the integers of an input are below, in the example."""
+    if one.within not in sizes:
+        raise UsageError(
+            f"--input {one.name}: found the limit {one.within}; expected a number, or the name of "
+            f"a size that varies by 1: {', '.join(sizes) or 'no size has a name'}."
+        )
+    return sizes[one.within]
 
 
 def _parsed(text: str) -> ExampleInput:
@@ -109,13 +129,14 @@ def _parsed(text: str) -> ExampleInput:
         for axis, size in enumerate(read)
         if size["name"]
     }
-    if below is not None and (dtype not in INTEGERS or int(below) == 0):
+    number = int(below) if below is not None and below.isdecimal() else None
+    if below is not None and (dtype not in INTEGERS or number == 0):
         raise UsageError(
             f"--input {text}: a limit such as :{below} is for integers, and at least 1. Leave it "
             "out."
         )
-    limit = None if below is None else int(below)
-    return ExampleInput(form["name"], dtype, sizes, limit, varying)
+    within = below if number is None else None
+    return ExampleInput(form["name"], dtype, sizes, number, varying, within)
 
 
 def dynamic_shapes(
@@ -202,6 +223,13 @@ def drawn(
         args, kwargs = _by_parameters(module, _tensors(given, limits, seed))
     ranges = {order.index(one.name): (0, one.below) for one in given if one.below is not None}
     return args, kwargs, ranges
+
+
+def places(module: torch.nn.Module, given: Sequence[ExampleInput]) -> dict[int, str]:
+    """Return the names of the sizes that integers are below, by the number of the input."""
+    within = {one.name: one.within for one in given}
+    order = [name for name in _names(module) if name in within]
+    return {i: size for i, name in enumerate(order) if (size := within[name]) is not None}
 
 
 def needed(module: torch.nn.Module) -> list[str]:

@@ -122,7 +122,11 @@ def load_factory(
         loaded = load_module(given_model, source, whole=whole)
     if state_dict is None and isinstance(getattr(factory, "func", factory), type):
         loaded = replace(loaded, warnings=(*loaded.warnings, RANDOM_WEIGHTS))
-    return replace(loaded, integer_ranges={**loaded.integer_ranges, **ranges})
+    return replace(
+        loaded,
+        integer_ranges={**loaded.integer_ranges, **ranges},
+        places=example_inputs.places(loaded.module, given) if given else {},
+    )
 
 
 def _built(

@@ -166,6 +166,8 @@ class LoadedModel:
         integer_ranges: for each integer input, by its position among the flattened inputs, the
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
+        places: of integers that number the rows of another input, by position as well, the name of
+            the dimension of these rows, which they are below.
         warnings: what the user should know, such as a batch of 1 that was repeated.
         unclear_dims: those of the warnings that say why a dim stays constant, as sizes do not tell.
         carried: buffers that the model writes; None without any. ``module`` begins every call with
@@ -196,6 +198,7 @@ class LoadedModel:
     program: torch.export.ExportedProgram | None = None
     graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     unclear_dims: tuple[str, ...] = ()
     carried: CarriedBuffers | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -356,6 +357,38 @@ def test_integers_that_no_embedding_takes_need_a_limit(net: Any) -> None:
         load_model("net.py:Wraps", inputs=given)
     loaded = load_model("net.py:Wraps", inputs=[given[0], "count=int64[2]:40"])
     assert loaded.integer_ranges == {0: (0, 3), 1: (0, 40)}
+
+
+GRAPH = """
+import torch
+
+
+class Graph(torch.nn.Module):
+    def forward(self, x, edges):
+        row, column = edges
+        return torch.zeros_like(x).index_add_(0, column, x[row])
+"""
+
+
+def test_integers_below_a_size_are_places_at_every_size(net: Any, tmp_path: Path) -> None:
+    Path("graph.py").write_text(GRAPH)
+    given = ["x=float32[nodes=30,4]", "edges=int64[2,links=60]:nodes"]
+    made = linexport.convert("graph.py:Graph", inputs=given, output=tmp_path / "out", bench=False)
+    assert made.status == "ok" and {"nodes", "links"} <= set(made.dims)
+    random = np.random.default_rng(0)
+    x, edges = random.standard_normal((5, 4)).astype(np.float32), random.integers(0, 5, (2, 90))
+    expected = np.zeros((5, 4))
+    np.add.at(expected, edges[1], x[edges[0]].astype(np.float64))
+    (found,) = made.load().run(x=x, edges=edges).values()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", ["links", "others"])
+def test_a_limit_is_a_number_or_a_size_that_varies_by_one(net: Any, limit: str) -> None:
+    Path("graph.py").write_text(GRAPH)
+    given = ["x=float32[nodes=30,4]", f"edges=int64[2,links=2*30]:{limit}"]
+    with pytest.raises(UsageError, match=f"found the limit {limit}; expected .*: nodes"):
+        load_model("graph.py:Graph", inputs=given)
 
 
 def test_inputs_are_those_of_the_seed(net: Any) -> None:
