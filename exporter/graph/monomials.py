@@ -145,6 +145,15 @@ def _of_tree(node: ast.AST) -> Size:
         # As torch writes remainders, and the length of a slice.
         case ast.Call(func=ast.Name(id="Mod" | "PythonMod"), args=[left, right]):
             return _of_tree(left) % _of_tree(right)
+        # As torch writes math.ceil(height / 2), and math.floor or int of it.
+        case ast.Call(
+            func=ast.Name(id=("CeilToInt" | "FloorToInt" | "TruncToInt") as rounded),
+            args=[ast.Call(func=ast.Name(id="IntTrueDiv"), args=[left, right])],
+        ):
+            size, number = _of_tree(left), _of_tree(right)
+            if rounded != "CeilToInt":
+                return size // number
+            return size.divided(number) or (size + (number - ONE)) // number
         case ast.Call(func=ast.Name(id="Min"), args=[ast.Constant(value=1), right]):
             chunks = PADDED_CHUNKS.fullmatch(str(_of_tree(right)))
             if chunks and chunks["chunk"] in (None, chunks["unit"]):

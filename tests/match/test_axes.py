@@ -102,3 +102,23 @@ def test_a_remainder_is_followed_however_it_is_written() -> None:
     assert chunks == computed
     assert symbols_in(chunks) == {"seq"}
     assert [size_value(chunks, {"seq": n}) for n in (1, 16, 17, 160)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2*CeilToInt(IntTrueDiv(2*height, 2))", "2*height"),
+        ("(256*h*w)//(CeilToInt(IntTrueDiv(2*h, 2))*CeilToInt(IntTrueDiv(2*w, 2)))", "256"),
+        ("TruncToInt(IntTrueDiv(6*h, 3))", "2*h"),
+    ],
+)
+def test_a_rounded_quotient_that_is_whole_is_a_monomial(text: str, expected: str) -> None:
+    assert parse(text) == parse(expected)
+
+
+@pytest.mark.parametrize("height", [1, 6, 7, 8, 50])
+def test_a_rounded_quotient_is_that_of_integers(height: int) -> None:
+    rounded = {"CeilToInt": math.ceil, "FloorToInt": math.floor}
+    for name, function in rounded.items():
+        size = parse(f"{name}(IntTrueDiv(h, 7))")
+        assert size_value(size, {"h": height}) == function(height / 7)

@@ -206,10 +206,9 @@ class Search(Rewriter):
     def _readable(self, node: gs.Node, form: Form) -> Form:
         """Return a form that has roles, be it that of a cumulative sum of a tensor.
 
-        Raises:
-            NotAttentionError: see ``read_roles``.
+        What is summed may be made of other sums, such as a quotient of each token.
         """
-        if node.op != "CumSum" or read_roles(form, self.evaluator.is_weight) is not None:
+        if node.op != "CumSum" or _has_roles(form, self.evaluator):
             return form
         return self.evaluator.form_of_input(node) or form
 
@@ -421,7 +420,11 @@ def _divided(tensor: gs.Tensor) -> bool:
 
 def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
     form = None if tensor.is_empty() else evaluator.form(tensor)
+    return form is not None and _has_roles(form, evaluator)
+
+
+def _has_roles(form: Form, evaluator: Evaluator) -> bool:
     try:
-        return form is not None and read_roles(form, evaluator.is_weight) is not None
+        return read_roles(form, evaluator.is_weight) is not None
     except NotAttentionError:
         return False
