@@ -150,10 +150,10 @@ def _of_tree(node: ast.AST) -> Size:
             func=ast.Name(id=("CeilToInt" | "FloorToInt" | "TruncToInt") as rounded),
             args=[ast.Call(func=ast.Name(id="IntTrueDiv"), args=[left, right])],
         ):
-            size, number = _of_tree(left), _of_tree(right)
+            size, by = _of_tree(left), _of_tree(right)
             if rounded != "CeilToInt":
-                return size // number
-            return size.divided(number) or (size + (number - ONE)) // number
+                return size // by
+            return size.divided(by) or (size + (by - ONE)) // by
         case ast.Call(func=ast.Name(id="Min"), args=[ast.Constant(value=1), right]):
             chunks = PADDED_CHUNKS.fullmatch(str(_of_tree(right)))
             if chunks and chunks["chunk"] in (None, chunks["unit"]):

@@ -93,17 +93,19 @@ def parse(texts: Iterable[str]) -> list[ExampleInput]:
         for axis, size in one.varying.items()
         if size.step == 1
     }
-    return [replace(one, below=_size_of(one, sizes)) if one.within else one for one in found]
+    return [_limited(one, sizes) for one in found]
 
 
-def _size_of(one: ExampleInput, sizes: Mapping[str, int]) -> int:
-    """Return the size that the integers of an input are below, in the example."""
+def _limited(one: ExampleInput, sizes: Mapping[str, int]) -> ExampleInput:
+    """Return an input whose integers are below the number that a size is in the example."""
+    if one.within is None:
+        return one
     if one.within not in sizes:
         raise UsageError(
             f"--input {one.name}: found the limit {one.within}; expected a number, or the name of "
             f"a size that varies by 1: {', '.join(sizes) or 'no size has a name'}."
         )
-    return sizes[one.within]
+    return replace(one, below=sizes[one.within])
 
 
 def _parsed(text: str) -> ExampleInput:
