@@ -70,6 +70,8 @@ def _of_tensor(
     for axis, dim in dims.items():
         unit = _unit(dim)
         length = lengths.get(value.shape[axis], min(STEPS * unit, value.shape[axis]))
+        if unit > 1 and length != value.shape[axis]:
+            length = max(2, -(-length // unit)) * unit  # torch fixes what is 1 in the example
         value = _resized(value, axis, length)
         dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
     return value.contiguous(), dims
