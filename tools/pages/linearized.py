@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pages import table
+from pages import NONE, ms, table
 
 
 def _loaded(result: Any) -> str:
@@ -91,6 +91,37 @@ def search(result: Any) -> str:
     told = (
         f"Drops are in bits per token, on text that nothing was fitted to; {result['max_drop']:g} "
         f"was allowed. All points by hand took {seconds:.0f} s."
+    )
+    return f"{_loaded(result)}\n\n{table(titles, rows)}\n\n{told}"
+
+
+def text(result: Any) -> str:
+    """A language model, more and more of whose layers are linear."""
+    points = list(result["points"].values())
+    softmax = next(point["bits"] for point in points if not point["linear"])
+    titles = ["linear layers", "bits per byte", "lost", "needles found"]
+    titles += [f"prompt of {int(n):,}, ms" for n in points[0]["prefill"]]
+    titles += [f"a token after {int(n):,}, ms" for n in points[0]["step"]]
+    titles += ["bytes of all states", "of keys and values replaced"]
+    rows = [
+        [
+            str(len(point["linear"])),
+            f"{point['bits']:.4f}",
+            f"{point['bits'] - softmax:.4f}",
+            ", ".join(f"{100 * share:.0f} %" for share in point["recall"].values()),
+            *(ms(time) for time in (*point["prefill"].values(), *point["step"].values())),
+            f"{point['state_bytes']:,}",
+            NONE if point["replaced_bytes"] is None else f"{100 * point['replaced_bytes']:.2g} %",
+        ]
+        for point in points
+    ]
+    lengths = ", ".join(f"{int(n):,}" for n in points[0]["recall"])
+    rows_, width = result["data"]
+    told = (
+        f"Trained for {result['steps']:,} steps, {result['tokens'] / 1e6:.1f} M tokens; linear "
+        f"forms distilled for {result['distil']} steps at most, on {rows_} rows of {width:,} "
+        f"tokens. Bits are of {result['rows']} rows of 2,048 tokens, needles of {result['rows']} "
+        f"rows of each length: {lengths}."
     )
     return f"{_loaded(result)}\n\n{table(titles, rows)}\n\n{told}"
 

@@ -244,6 +244,7 @@ PARTS = {
         "linearize_digits": linearized.digits,
         "linearize_memory": linearized.memory,
         "linearize_search": linearized.search,
+        "linearize_text": linearized.text,
         "linearize_verdicts": linearized.verdicts,
         "maps": _maps,
         "memory": stored.memory,
