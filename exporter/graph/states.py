@@ -31,15 +31,14 @@ CONVOLVED = ("past_inputs_", "present_inputs_")
 FIRST = ("past_first_", "present_first_")
 """How states begin that are an input of the first call of a sequence; its name follows."""
 
+UNSET = -(1 << 31)
+"""Value of an input of the first call before that call; no position has it."""
+
 BEGUN = "_begun"
 """End of the name of a state that is 0 before the first call, and 1 after it."""
 
 BUFFERS = ("past_buffer_", "present_buffer_")
 """How states of buffers begin; the buffer's name follows."""
-
-
-UNSET = -(1 << 31)
-"""Value of such a state before the first call, which no position has."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from linexport.token_flow.lengths import PAST, ZERO, Length, of
 from linexport.token_flow.masks import COMPARISONS, Mask, combined, linear
 from linexport.token_flow.values import SMALL, Affine, MixingError, Tag, Time, TokenValue
 
+_TIMES = "puts values from before a call and after it together"
+
 LINEAR = ("Add", "Sub", "Mul", "Neg", "Sum", *COPIES)
 
 
@@ -61,6 +63,8 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
         values = _compared(values, axes)
     form = _form(op, values, axes)
     if form is None and not spans(axes) and any(_counts_all(a, v) for v in values):
+        if time == Time.BEFORE:
+            raise MixingError(_TIMES)
         values = [replace(v, numbers=None, form=None) if _counts_all(a, v) else v for v in values]
         time = Time.AFTER
     if form is None or any(v.tokens for v in values):
@@ -157,7 +161,7 @@ def align(a: Interpreter, inputs: Sequence[TokenValue]) -> Aligned:
             "a token may read others through a state, or up to its own by a causal mask",
         )
     if len(times) > 1:
-        raise MixingError("puts values from before a call and after it together")
+        raise MixingError(_TIMES)
     return Aligned(values, tuple(axes), next(iter(times), Time.ALWAYS))
 
 

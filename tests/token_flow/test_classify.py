@@ -193,6 +193,24 @@ def test_what_does_not_mix_tokens_is_not_named(name: str) -> None:
     assert classified(STREAMING[name]).mixing == ()
 
 
+@pytest.mark.parametrize(("held", "op"), [("past_inputs_0", "Add"), ("given", "")])
+def test_a_number_of_all_tokens_does_not_meet_a_state_from_before(held: str, op: str) -> None:
+    """What a call is given is the same in all of them; a state before the last is of a cut."""
+    length = State("past_length", "present_length", "int64", (1,), "Positions")
+    model = graph(
+        f"q = Identity(x)  {SEEN} {KEPT} {COUNT}"
+        "present_length = Add(past_length, count)  total = Cast <to = 1> (present_length)"
+        f"first = Add({held}, total)",
+        rows(7),
+        length,
+    )
+    sizes = ["batch", 7, 4] if op else [1]
+    model.graph.input.append(helper.make_tensor_value_info("given", 1, [1]))
+    model.graph.output.append(helper.make_tensor_value_info("first", 1, sizes))
+    found = classify(model, [HELD, rows(7), length]).mixing
+    assert [one.op for one in found] == [op] * bool(op)
+
+
 COUNTED = State("past_count", "present_count", "float32", ("batch", 1), "TokenCount")
 
 
