@@ -53,8 +53,8 @@ def run(graph: gs.Graph) -> PassResult:
     totals = list(_totals(graph, known, sizes))
     if source is None or not (ranges or slices or counts or totals):
         return PassResult(False)
-    changed = [*ranges, *slices, *(node for node, _ in totals)]
-    firsts = _added_to(graph, changed, sizes)
+    sums = [counted.value.inputs[0] for counted in counts]
+    firsts = _added_to(graph, [*ranges, *slices, *sums, *(node for node, _ in totals)], sizes)
     past = PastLength(graph, *source)
     for given in firsts:
         past.keep_first(given)
