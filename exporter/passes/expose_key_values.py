@@ -1,11 +1,12 @@
 """Softmax attention to earlier tokens -> the same with keys and values of past pieces as states.
 
-    softmax(mask + q k^T) v      becomes      softmax(mask' + q [past_key, k]^T) [past_value, v]
+    softmax(mask + c q k^T) v    becomes    softmax(c q [past_key, k]^T + mask') [past_value, v]
 
     [s <= t]             all rows are kept: past_key_i grows
     [s <= t] [s > t-w]   the last w - 1 rows are kept
 
-past_mask is 0 for rows of no token, as all are in a window before the first one.
+Keys and values that heads of queries share are kept once. past_mask is 0 for rows of no token, as
+all are in a window before the first one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.contract import Pass, PassResult
 from linexport.graph.dims import PAST, Shape
-from linexport.graph.edit import END, producer
+from linexport.graph.edit import END, detach, producer
+from linexport.graph.monomials import Size, parse
 from linexport.graph.states import PAST_MASK, ROWS, is_rows
 from linexport.graph.tensors import computed_value, known_shape
+from linexport.match.emit.layout import written_size
 from linexport.match.errors import NotAttentionError
 from linexport.match.search.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
+from linexport.match.search.shared_rows import HEADS_FIRST, TURNED, SharedRows
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +67,14 @@ class _Writer:
     def write(self) -> None:
         """Change the graph."""
         key = self.found[0].key
-        keys = self._apart(key)
+        keys: gs.Tensor
+        if key.shared is not None:
+            keys, axis = key.shared.rows, 1 if key.shared.tokens_first else 2
+        else:
+            keys, axis = self._apart(key), key.axis + (key.merged > 1)
         batch, self.count = (
             self._node("Shape", [keys], np.int64, [1], {"start": n, "end": n + 1})
-            for n in (0, key.axis + (key.merged > 1))
+            for n in (0, axis)
         )
         shape = self._node("Concat", [batch, self.count], np.int64, [2], {"axis": 0})
         sizes = [key.sizes[0], self.tokens]
@@ -77,17 +85,69 @@ class _Writer:
 
     def _expose(self, index: int, a: MaskedSoftmax) -> None:
         kept = None if a.window is None else a.window - 1
+        shared = _of_shared_rows(a)
         for name, rows in zip(ROWS, (a.key, a.value), strict=True):
-            rows.node.inputs[rows.place] = self._prolonged(f"{name}{index}", rows, a.dtype, kept)
-        seen = self._seen(a, kept)
-        for mask in a.masks:
-            mask.node.inputs[mask.place] = self._like(mask, seen, a.dtype)
-        for tensor in a.scores:
+            own = rows.shared if shared else None
+            state = self._prolonged(f"{name}{index}", rows, own, a.dtype, kept)
+            rows.node.inputs[rows.place] = state
+        for tensor in (*a.before, *a.after):
             if isinstance(tensor, gs.Variable) and tensor.shape is not None:
                 tensor.shape = [*tensor.shape[:-1], self._total(kept)]
+        seen = self._seen(a, kept)
+        if a.scale is None:
+            for mask in a.masks:
+                mask.node.inputs[mask.place] = self._like(mask, seen, a.dtype)
+        else:
+            self._mask(a, a.scale, seen)
+        if shared:
+            self._group(a, *shared)
 
-    def _prolonged(self, name: str, rows: Rows, dtype: object, kept: int | None) -> gs.Variable:
-        """Return rows behind those of the past, in the layout that their product takes."""
+    def _mask(self, a: MaskedSoftmax, scale: float, seen: gs.Variable) -> None:
+        """Write scores that are scaled, then masked, and weights that are no more than these.
+
+        Every query sees the key of its own token: no row of weights is of zeros.
+        """
+        product, clean = a.before[-1], a.after[-1]
+        shape = [*a.sizes[:-1], known_shape(seen)[-1]]
+        low = float(np.finfo(a.dtype).min)
+        numbers = [gs.Constant(self._name(), np.asarray(n, a.dtype)) for n in (scale, 0.0, low)]
+        scaled = self._node("Mul", [product, numbers[0]], a.dtype, shape)
+        added = self._node("Where", [seen, *numbers[1:]], a.dtype, seen.shape)
+        a.softmax.inputs[0] = self._node("Add", [scaled, added], a.dtype, shape)
+        a.value.node.inputs = [
+            a.softmax.outputs[0] if x is clean else x for x in a.value.node.inputs
+        ]
+        detach(x.inputs[0] for x in (*a.before[:-1], *a.after[1:]))
+
+    def _group(self, a: MaskedSoftmax, heads: int, served: int) -> None:
+        """Multiply the queries of heads that share keys, one below the other, by these."""
+        tokens = written_size(parse(self.tokens) * Size(served))
+        batch, total = a.key.sizes[0], self._total(None if a.window is None else a.window - 1)
+        for rows, last, width in ((a.key, a.key.shared, total), (a.value, None, a.value.sizes[-1])):
+            node = rows.node
+            given, (made,) = node.inputs[0], node.outputs
+            size = last.width if last else total
+            sizes = self._integers(0, heads, -1, last.width if last else 0)
+            shape = [batch, heads, tokens, size]
+            node.inputs[0] = self._node("Reshape", [given, sizes], a.dtype, shape)
+            grouped = gs.Variable(self._name(), a.dtype, [batch, heads, tokens, width])
+            node.outputs = [grouped]
+            apart = self._integers(0, heads * served, -1, 0)
+            self.graph.nodes.append(gs.Node("Reshape", made.name, {}, [grouped, apart], [made]))
+
+    def _prolonged(
+        self, name: str, rows: Rows, shared: SharedRows | None, dtype: object, kept: int | None
+    ) -> gs.Variable:
+        """Return rows behind those of the past, in the layout that their product takes.
+
+        Of rows that heads share it is one copy, which is the state.
+        """
+        if shared is not None:
+            x = self._kept(name, self._heads_first(rows, shared, dtype), 2, kept)
+            if rows.axis == 2:
+                return x
+            *front, row, width = known_shape(x)
+            return self._node("Transpose", [x], dtype, [*front, width, row], {"perm": TURNED})
         x = self._apart(rows)
         x.dtype = dtype
         axis, last = rows.axis + (rows.merged > 1), len(known_shape(x)) - 1
@@ -107,6 +167,18 @@ class _Writer:
             *front, row, width = known_shape(x)
             x = self._node("Transpose", [x], dtype, [*front, width, row], perm)
         return self._merged(x, rows.merged) if rows.merged > 1 else x
+
+    def _heads_first(self, rows: Rows, shared: SharedRows, dtype: object) -> gs.Variable:
+        """Return one copy of rows that heads share, (B, G, T, d)."""
+        shape, x = (
+            [rows.sizes[0], shared.heads, self.tokens, shared.width],
+            computed_value(shared.rows),
+        )
+        x.dtype = dtype
+        if shared.tokens_first:
+            return self._node("Transpose", [x], dtype, shape, {"perm": HEADS_FIRST})
+        x.shape = shape
+        return x
 
     def _apart(self, rows: Rows) -> gs.Variable:
         """Return rows with the batch as the first axis."""
@@ -159,7 +231,7 @@ class _Writer:
         total, boolean, batch = self._total(kept), np.bool_, a.key.sizes[0]
         own = self.mask if kept == self.kept else self._last(kept)
         real = self._node("Greater", [own, self._integers(0)], boolean, [batch, total])
-        ones = a.rank - 2 + (a.key.merged > 1)
+        ones = len(a.sizes) - 2 + (a.key.merged > 1)
         shape = [batch, *[1] * ones, total]
         places = self._integers(*range(1, 1 + ones))
         real = self._node("Unsqueeze", [real, places], boolean, shape)
@@ -228,6 +300,15 @@ class _Writer:
         result = gs.Variable(self._name(), dtype, shape)
         self.graph.nodes.append(gs.Node(op, result.name, attrs or {}, inputs, [result]))
         return result
+
+
+def _of_shared_rows(a: MaskedSoftmax) -> tuple[int, int] | None:
+    """Return the number of heads of keys, and of queries that share one; None if none do."""
+    key, value = a.key.shared, a.value.shared
+    if key is None or value is None or len(a.sizes) != 4 or a.value.place != 1:
+        return None
+    sizes = key.heads, key.served
+    return sizes if sizes == (value.heads, value.served) and key.served > 1 else None
 
 
 PASS = Pass(

@@ -38,8 +38,9 @@ def name_symbols(
         UnsupportedModelError: a size of an input follows from others in another way than as a
             multiple of one.
     """
-    own = own_dims(spec)
+    own = _dims(spec)
     names: dict[str, str] = {}
+    tied: dict[str, str] = {}
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
     axes: dict[str, set[int]] = {}
@@ -60,6 +61,8 @@ def name_symbols(
                 continue
             dim = own.get((leaf, axis))
             given = None if dim is None else str(dim.__name__)
+            if dim is not None and _is_tie(dim):
+                given = tied.get(str(dim.__name__))
             stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
             name, count = stem, 1
             # One Dim may be several symbols, which torch has found to be equal.
@@ -72,6 +75,8 @@ def name_symbols(
                 multiples[root] = symbol
             else:
                 names[root] = name
+            if dim is not None:
+                tied.setdefault(str(dim.__name__), name)
             sizes[name] = hint(size) or 0
             (base,) = symbols(size)
             limits = program.range_constraints.get(base)
@@ -168,6 +173,16 @@ def _is_users(spec: InputSpec) -> bool:
 
 
 def own_dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
+    """Return the ``torch.export.Dim`` objects that users name, by input and axis."""
+    return {place: dim for place, dim in _dims(spec).items() if not _is_tie(dim)}
+
+
+def _is_tie(dim: torch.export.Dim) -> bool:
+    """Return whether a ``Dim`` is one that linexport made, whose name says nothing to users."""
+    return str(dim.__name__).startswith("_")
+
+
+def _dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
     """Return the ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     leaves: list[Any] = []
 
@@ -190,7 +205,7 @@ def own_dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
         (leaf, axis): dim
         for leaf, axes in enumerate(leaves)
         for axis, dim in axes.items()
-        if isinstance(dim, torch.export.Dim) and not dim.__name__.startswith("_")
+        if isinstance(dim, torch.export.Dim)
     }
 
 

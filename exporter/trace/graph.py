@@ -34,6 +34,7 @@ from linexport.trace.decompositions import (
     cumprod,
     idle_squeezes,
     integer_promotion,
+    softmax_attention,
     symbolic_padding,
     triangular_inverse,
 )
@@ -186,6 +187,7 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     marks[torch.ops.aten.cumprod.default] = cumprod.cumulative
     marks[torch.ops.aten.cummax.default] = cummax.maximum
     marks[torch.ops.aten.cummin.default] = cummax.minimum
+    marks[torch.ops.aten.scaled_dot_product_attention.default] = softmax_attention.attention
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 

@@ -6,10 +6,9 @@
     adaptive_avg_pool2d(x, k)     products with matrices of means, where sizes vary and k is not 1
     adaptive_max_pool2d(x, k)     maxima of masked values, there
     x.shape[2:].numel()           the product of the sizes
-    scaled_dot_product_attention  that of four dimensions, where there are fewer or more
 
-In torch 2.13 the export of all but the first and the last fixes the sizes of their inputs to those
-of the example; the last is translated of four dimensions alone.
+In torch 2.13 the export of all but the first fixes the sizes of their inputs to those of the
+example.
 """
 
 from __future__ import annotations
@@ -67,35 +66,6 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     for size, x in zip(sizes, (input, indices), strict=True):
         size[dim] = x.shape[dim]
     return input.expand(sizes[0]).gather(dim, indices.expand(sizes[1]))
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    """Stands in for ``torch.nn.functional.scaled_dot_product_attention``.
-
-    Without an axis of heads there is one head; axes in front of the batch are joined with it.
-    """
-    rank, given = query.dim(), (query, key, value)
-    if rank == 4 or {x.dim() for x in given} != {rank}:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
-    if rank < 4:
-        query, key, value = (x.unsqueeze(-3) for x in given)
-        if attn_mask is not None and attn_mask.dim() > 2:
-            attn_mask = attn_mask.unsqueeze(-3)
-        return _attention(query, key, value, attn_mask, *args, **kwargs).squeeze(-3)
-    front = query.shape[:-3]
-    if attn_mask is not None and attn_mask.dim() > 2:
-        heads = attn_mask.shape[-3]
-        attn_mask = attn_mask.expand(*front, heads, -1, -1).flatten(0, -4)
-    query, key, value = (x.flatten(0, -4) for x in given)
-    found = F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
-    return found.unflatten(0, front)
 
 
 def _cells(size: Any, count: int) -> tuple[Tensor, Tensor]:
@@ -200,7 +170,6 @@ STAND_INS: dict[Any, TorchCallable] = {
     F.adaptive_max_pool1d: _pooling(1, F.adaptive_max_pool1d, _maxima),
     F.adaptive_max_pool2d: _pooling(2, F.adaptive_max_pool2d, _maxima),
     F.adaptive_max_pool3d: _pooling(3, F.adaptive_max_pool3d, _maxima),
-    F.scaled_dot_product_attention: _attention,
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
 }
 """Functions, and what stands in for each."""

@@ -24,6 +24,7 @@ from tests.support.runtimes import Arrays
 
 HEADS = ((1, 1), (2, 2), (4, 2), (6, 2), (8, 1), (17, 1), (6, 3))
 PLAIN = Sizes()
+EACH: tuple[int | str, ...] = ("B", "T")
 
 
 def fused(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
@@ -63,11 +64,13 @@ def check(got: list[np.ndarray], sizes: Sizes, x: Arrays) -> None:
     hidden=st.sampled_from([LOW, -np.inf, -5.0]),
     mask=st.sampled_from(["each", "one", "seen", "seen"]),
     threads=st.integers(1, 4),
+    angles=st.sampled_from([EACH, (1, "T"), ("T",)]),
+    apart=st.booleans(),
 )
-@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "each", 2)
-@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "seen", 2)
-@example((8, 2), 64, 40, False, True, 0.125, 2, 2, 1300, LOW, "seen", 3)
-@example((3, 1), 20, 20, False, True, 1.0, 1, 3, 1021, -np.inf, "each", 4)
+@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "each", 2, EACH, False)
+@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "seen", 2, EACH, False)
+@example((8, 2), 64, 40, False, True, 0.125, 2, 2, 1300, LOW, "seen", 3, EACH, False)
+@example((3, 1), 20, 20, False, True, 1.0, 1, 3, 1021, -np.inf, "each", 4, EACH, False)
 def test_equals_oracle(
     heads: tuple[int, int],
     d_k: int,
@@ -81,8 +84,11 @@ def test_equals_oracle(
     hidden: float,
     mask: str,
     threads: int,
+    angles: tuple[int | str, ...],
+    apart: bool,
 ) -> None:
-    sizes = Sizes(*heads, d_k, d_v, d_k // 3 if turned else 0, packed, scale, mask == "seen")
+    half = d_k // 3 if turned else 0
+    sizes = Sizes(*heads, d_k, d_v, half, packed, scale, mask == "seen", angles, apart)
     x, masks = draw(sizes, batch, length, past, hidden), 1 if mask == "one" and batch else "B"
     if masks == 1:
         x["mask"] = x["mask"][:1]

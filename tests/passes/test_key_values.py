@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch.export import Dim
 import linexport
 from linexport.manifest import Manifest
 from linexport.sources.factory import load_module
+from linexport.targets.cpu_fusion import with_programs
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,6 +171,42 @@ def of_grouped_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return in_window(q, *(x[:, :2].repeat_interleave(2, 1) for x in (k, v)))
 
 
+def turned(x: Tensor) -> Tensor:
+    """Return x turned by the positions, with one row of angles for all of the batch."""
+    angles = torch.arange(x.shape[2])[None, :, None] / 10.0 ** torch.arange(2)
+    cos, sin = (f(torch.cat([angles, angles], -1))[:, None] for f in (torch.cos, torch.sin))
+    return x * cos + torch.cat([-x[..., 2:], x[..., :2]], -1) * sin
+
+
+def by_llama(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_gqa(turned(q), turned(k), v)
+
+
+def by_gqa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True)
+
+
+def by_expand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def repeated(x: Tensor) -> Tensor:
+        batch, heads, length, width = x.shape
+        copies = x[:, :, None].expand(batch, heads, 2, length, width)
+        return copies.reshape(batch, 2 * heads, length, width)
+
+    k, v = repeated(rotated(k[:, :2])), repeated(v[:, :2])
+    return F.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
+
+
+def capped_by_interleave(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x[:, :2].repeat_interleave(2, 1) for x in (k, v))
+    capped = 5 * torch.tanh(scores(q, k) / 5)
+    return capped.masked_fill(later(q.shape[2]), LOWEST).softmax(-1) @ v
+
+
+def by_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x[:, :2].transpose(1, 2).repeat_interleave(2, 2).transpose(1, 2) for x in (k, v))
+    return scores(q, k).masked_fill(later(q.shape[2]), LOWEST).softmax(-1) @ v
+
+
 def of_heads_behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     d = distances(q.shape[1])
     weights = torch.einsum("bthd,bshd->bhts", q, k).masked_fill(~((d >= 0) & (d < 5)), LOWEST)
@@ -241,6 +279,22 @@ def test_rows_of_no_token_are_not_seen(hybrid: tuple[nn.Module, Path, Manifest])
         np.testing.assert_allclose(found["output"][row], whole, atol=1e-5)
 
 
+GROUPED = by_llama, by_gqa, by_expand, capped_by_interleave, by_tokens
+
+
+@pytest.mark.parametrize("attend", GROUPED, ids=lambda attend: attend.__name__)
+def test_keys_that_heads_share_are_kept_once(attend: Attend, tmp_path: Path) -> None:
+    module = Hybrid(Softmax(attend))
+    manifest = converted(module, tmp_path / "artifact")
+    assert manifest.streaming and manifest.streaming.passed
+    rows = {s.shape for s in manifest.states if s.past in ("past_key_0", "past_value_0")}
+    assert rows == {("batch", 2, "past", 4)}
+    on_library = with_programs(onnx.load(tmp_path / "artifact" / "model.onnx"))
+    fused = [node for node in on_library.graph.node if node.op_type == "CachedAttention"]
+    assert len(fused) == (attend is not capped_by_interleave)
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
 STREAMS: dict[str, nn.Module] = {
     "rotary": Softmax(rotary),
     "scaled_dot_product": Softmax(scaled_dot_product),
@@ -261,7 +315,8 @@ def test_every_formulation_streams(name: str, tmp_path: Path) -> None:
     module = Hybrid(STREAMS[name])
     manifest = converted(module, tmp_path / "artifact")
     assert manifest.streaming and manifest.streaming.passed
-    grows = {s.grows for s in manifest.states if s.op == "KeyValueCache"}
+    ops = {"KeyValueCache", "WindowAttention"}
+    grows = {s.grows for s in manifest.states if s.op in ops and s.past != "past_mask"}
     assert grows == ({2} if name == "added" else {None})
     check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 

@@ -31,6 +31,8 @@ class Sizes:
         packed: the output has one axis for heads and channels.
         scale: of the scores; None for scores that are not multiplied.
         seen: the mask is made of key_mask (B, P + T), for queries that see no later keys.
+        angles: axes of them in front of their pairs: of each row, of all rows, or tokens alone.
+        apart: scores are those of heads where a mask is added, not of heads one below the other.
     """
 
     queries: int = 4
@@ -41,6 +43,8 @@ class Sizes:
     packed: bool = True
     scale: float | None = 0.3
     seen: bool = False
+    angles: tuple[int | str, ...] = ("B", "T")
+    apart: bool = False
 
 
 def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
@@ -76,9 +80,10 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
         nodes += _seen(constant)
         inner["mask"] = ("B", 1, "T", "P + T")
     if sizes.half:
-        shapes["angle"] = ("B", "T", sizes.half)
-        nodes += _tables(sizes.half, constant)
-        inner |= {"cos": ("B", "T", 2 * sizes.half), "sin": ("B", "T", 2 * sizes.half)}
+        shapes["angle"] = (*sizes.angles, sizes.half)
+        nodes += _tables(sizes.half, constant, sizes.angles[0] == "B")
+        inner |= dict.fromkeys(("cos", "sin"), (*sizes.angles, 2 * sizes.half))
+        positions = "positions" if sizes.angles[0] == "B" else constant([0])
 
     def heads_first(name: str, heads: int, width: int) -> str:
         parted = constant([0, 0, heads, width])
@@ -87,7 +92,7 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
         first = add("Transpose", [four], f"{name}_heads", turned, perm=[0, 2, 1, 3])
         if not sizes.half or name == "value":
             return first
-        tables = [first, "positions", "cos_rows", "sin_rows"]
+        tables = [first, positions, "cos_rows", "sin_rows"]
         settings = {"num_heads": heads, "rotary_embedding_dim": 2 * sizes.half}
         made = f"{name}_turned"
         return add("RotaryEmbedding", tables, made, turned, domain="com.microsoft", **settings)
@@ -100,14 +105,22 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
     if q != h:
         rows = f"{q // h}*T"
         query = add("Reshape", [query, constant([0, h, -1, d_k])], "grouped", ("B", h, rows, d_k))
+    if q != h and not sizes.apart:
         copies = ["mask"] * (q // h)
         mask = add("Concat", copies, "masks", (masks, 1, rows, "P + T"), axis=2)
     scored = ("B", h, rows, "P + T")
     scores = add("MatMul", [query, across], "products", scored)
+    parted = q != h and sizes.apart
+    if parted:
+        scored = ("B", q, "T", "P + T")
+        scores = add("Reshape", [scores, constant([0, q, -1, 0])], "of_heads", scored)
     if sizes.scale is not None:
         scores = add("Mul", [scores, constant(np.float32(sizes.scale))], "scaled", scored)
     scores = add("Add", [scores, mask], "scores", scored)
     weights = add("Softmax", [scores], "weights", scored, axis=-1)
+    if parted:
+        below = ("B", h, rows, "P + T")
+        weights = add("Reshape", [weights, constant([0, h, -1, 0])], "weights_below", below)
     summed = add("MatMul", [weights, values], "summed", ("B", h, rows, d_v))
     if q != h:
         summed = add("Reshape", [summed, constant([0, q, -1, d_v])], "parted", ("B", q, "T", d_v))
@@ -175,20 +188,22 @@ def _seen(constant: Callable[[object], str]) -> list[onnx.NodeProto]:
     ]
 
 
-def _tables(half: int, constant: Callable[[object], str]) -> list[onnx.NodeProto]:
-    """Rows of cos and sin for every token, and the positions that number them."""
+def _tables(half: int, constant: Callable[[object], str], each: bool) -> list[onnx.NodeProto]:
+    """Rows of cos and sin for every token, and the positions that number them where rows differ."""
 
     def make(op: str, given: Sequence[str], made: str, **settings: Any) -> onnx.NodeProto:
         return helper.make_node(op, given, [made], made, **settings)
 
     nodes = [make("Concat", ["angle", "angle"], "angles", axis=-1)]
-    first = [constant([0]), constant([half]), constant([2])]
+    first = [constant([0]), constant([half]), constant([-1])]
     for name in ("cos", "sin"):
         nodes += [
             make(name.title(), ["angles"], name),
             make("Slice", [name, *first], f"{name}_half"),
             make("Reshape", [f"{name}_half", constant([-1, half])], f"{name}_rows"),
         ]
+    if not each:
+        return nodes
     return [
         *nodes,
         make("Shape", ["cos"], "lengths", start=0, end=2),
@@ -210,7 +225,8 @@ def draw(sizes: Sizes, batch: int, length: int, past: int, hidden: float) -> Arr
         "past_value": (batch, h, past, d_v),
     }
     if sizes.half:
-        shapes["angle"] = (batch, length, sizes.half)
+        given = {"B": batch, "T": length, 1: 1}
+        shapes["angle"] = (*(given[n] for n in sizes.angles), sizes.half)
     x = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     seen = np.arange(past + length) <= past + np.arange(length)[:, None]
     seen = seen & (rng.random((batch, 1, 1, past + length)) > 0.2)
@@ -231,7 +247,8 @@ def oracle(sizes: Sizes, x: Arrays) -> list[np.ndarray]:
         parted = wide[name].reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
         if not sizes.half or name == "value":
             return parted
-        angle, half = wide["angle"][:, None], sizes.half
+        angle, half = wide["angle"], sizes.half
+        angle = angle if angle.ndim == 2 else angle[:, None]
         first, second = parted[..., :half], parted[..., half : 2 * half]
         turned = first * np.cos(angle) - second * np.sin(angle)
         other = second * np.cos(angle) + first * np.sin(angle)

@@ -98,10 +98,32 @@ def oracle(query: Any, key: Any, value: Any, seen: Any) -> np.ndarray[Any, Any]:
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
 
 
+def apart(nodes: dict[str, onnx.NodeProto], constants: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Scores and weights of each head, as conversions write where a mask is added to them."""
+    _, heads, *_ = constants["joined"]
+    _, groups, *_ = constants["split"]
+    constants["of heads"] = np.array([0, heads, -1, 0])
+    constants["below"] = np.array([0, groups, -1, 0])
+    constants["joined"] = constants["of heads"]
+    parted = helper.make_node("Reshape", ["product", "of heads"], ["parted"], "parted")
+    grouped = helper.make_node("Reshape", ["weights", "below"], ["grouped"], "grouped")
+    nodes["scaled"].input[0], nodes["scores"].input[1] = "parted", "where"
+    nodes["read"].input[0] = "grouped"
+    ordered = {**nodes}
+    nodes.clear()
+    for name, node in ordered.items():
+        nodes[name] = node
+        nodes.update({"product": {"parted": parted}, "weights": {"grouped": grouped}}.get(name, {}))
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize(("heads", "groups"), HEADS)
-def test_the_node_computes_what_it_is_in_place_of(heads: int, groups: int, precision: str) -> None:
-    fused = with_attention(half(model(heads, groups), precision))
+@pytest.mark.parametrize(
+    ("heads", "groups", "edit"), [*((*some, None) for some in HEADS), (4, 2, apart), (4, 1, apart)]
+)
+def test_the_node_computes_what_it_is_in_place_of(
+    heads: int, groups: int, edit: Edit | None, precision: str
+) -> None:
+    fused = with_attention(half(model(heads, groups, edit), precision))
     assert fused is not None
     kinds = [node.op_type for node in fused.graph.node]
     assert kinds.count("Attention") == 1 and not {"MatMul", "Softmax", "Reshape"} & set(kinds)

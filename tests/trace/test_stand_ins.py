@@ -29,6 +29,15 @@ def triangle(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
 
+def later(x: Tensor) -> Tensor:
+    """Return a mask of which the last query sees no key."""
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    return x[..., : 2 * count].unflatten(-1, (count, 2)).transpose(1, 2)
+
+
 def of_groups(x: Tensor) -> Tensor:
     """Attention within two groups of one batch, each of two heads."""
     groups = torch.stack([x, x.sin()], 1).unflatten(-1, (2, 3)).transpose(2, 3)
@@ -57,6 +66,13 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "of rows": lambda x: x + F.scaled_dot_product_attention(x[0], x[-1].sin(), x[-1], triangle(x)),
     "of groups": of_groups,
+    "of shared keys": lambda x: F.scaled_dot_product_attention(
+        heads(x, 3), heads(x.sin(), 1), heads(x, 1), is_causal=True, enable_gqa=True
+    ).flatten(1, 2),
+    "of rows that see no key": lambda x: F.scaled_dot_product_attention(x, x, x, later(x)),
+    "of rows whose mask is infinite": lambda x: F.scaled_dot_product_attention(
+        x, x, x, torch.zeros(later(x).shape, dtype=x.dtype).masked_fill(~later(x), -torch.inf)
+    ),
 }
 
 

@@ -23,6 +23,7 @@ from linexport.match.errors import NotAttentionError
 from linexport.match.forms.distances import ByDistance, added, condition, window
 from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.rules.elementwise import VERY_NEGATIVE
+from linexport.match.search.shared_rows import SharedRows, find_shared_rows
 
 LEAST = 1e-3
 """Scores are not scaled by less once they are masked, lest the numbers of masks become small."""
@@ -54,6 +55,7 @@ class Rows:
         sizes: of the tensor: batch, numbers, and the tokens.
         axis: of the tokens.
         merged: heads that are in the first axis, behind the batch; 1 where it is the batch alone.
+        shared: what they are copies of, where several heads of queries share one of these.
     """
 
     node: gs.Node
@@ -61,6 +63,7 @@ class Rows:
     sizes: tuple[int | str, ...]
     axis: int
     merged: int
+    shared: SharedRows | None
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,26 @@ class MaskedSoftmax:
     """Softmax attention of queries to the tokens up to their own.
 
     Attributes:
+        softmax: the node.
         key, value: what is kept.
         dtype: of both.
-        scores: values between the products with keys and with values, each (.., T, T).
-        rank: of these.
+        before, after: values between the products with keys and with values, from the softmax on
+            to each of them, (.., T, T).
+        sizes: of these, (.., T, T).
         masks: of the scores.
+        scale: what scores are multiplied by; None where they are not only masked and scaled.
         window: the number of tokens that a query sees; None for all.
     """
 
+    softmax: gs.Node
     key: Rows
     value: Rows
     dtype: Any
-    scores: list[gs.Tensor]
-    rank: int
+    before: list[gs.Tensor]
+    after: list[gs.Tensor]
+    sizes: tuple[int | str, ...]
     masks: list[ScoreMask]
+    scale: float | None
     window: int | None
 
 
@@ -106,7 +115,7 @@ class SoftmaxReader:
             raise NotAttentionError("it is not along the last axis")
         if sizes[-2:] != [self.tokens] * 2:
             raise NotAttentionError("its scores are not of all pairs of tokens")
-        before, masks, seen = self._before(scores)
+        before, masks, seen, scale = self._before(scores)
         after, output = self._after(softmax.outputs[0])
         key = self._key(before[-1].inputs[0], len(sizes))
         value = self._value(output.inputs[0], after[-1], len(sizes))
@@ -117,8 +126,18 @@ class SoftmaxReader:
         tokens = window(seen)
         if tokens == 1:
             raise NotAttentionError("every token sees itself alone")
-        path = [*before, *after]
-        return MaskedSoftmax(key, value, output.dtype, path, len(sizes), masks, tokens)
+        return MaskedSoftmax(
+            softmax,
+            key,
+            value,
+            output.dtype,
+            before,
+            after,
+            tuple(written_size(size) for size in sizes),
+            masks,
+            scale,
+            tokens,
+        )
 
     def _key(self, node: gs.Node, rank: int) -> Rows:
         """Return the keys of the product that gives scores (B, .., T, S)."""
@@ -161,7 +180,8 @@ class SoftmaxReader:
         if heads is None or heads.known is None or (heads != ONE and first != [self.batch, heads]):
             raise NotAttentionError(f"the first axis of {tensor.name} is not the batch, then heads")
         own = [written_size(size) for size in (self.batch, *sizes[1:])]
-        return Rows(node, place, tuple(own), axis, heads.known)
+        shared = find_shared_rows(self.evaluator, tensor) if node.op == "MatMul" else None
+        return Rows(node, place, tuple(own), axis, heads.known, shared)
 
     def _sizes(self, tensor: gs.Tensor) -> list[Size]:
         found = self.evaluator.sizes(tensor)
@@ -169,9 +189,16 @@ class SoftmaxReader:
             raise NotAttentionError(f"the sizes of {tensor.name} are not known")
         return found
 
-    def _before(self, x: gs.Tensor) -> tuple[list[gs.Tensor], list[ScoreMask], list[ByDistance]]:
-        """Return the values from the softmax back to the product, the masks, and what they keep."""
-        path, masks, seen, gain = [x], list[ScoreMask](), list[ByDistance](), 1.0
+    def _before(
+        self, x: gs.Tensor
+    ) -> tuple[list[gs.Tensor], list[ScoreMask], list[ByDistance], float | None]:
+        """Return the values from the softmax back to the product, and what is done to them.
+
+        Returns:
+            The values, the masks, what these keep, and the factor of scores, see ``MaskedSoftmax``.
+        """
+        path, masks, seen, gain, scale = [x], list[ScoreMask](), list[ByDistance](), 1.0, 1.0
+        capped = False
         while (node := producer(x)) is not None and node.op not in CONTRACTIONS:
             if len(x.outputs) != 1 or is_output(self.graph, x):
                 raise NotAttentionError(f"{x.name} is read elsewhere, too")
@@ -179,6 +206,8 @@ class SoftmaxReader:
             if node.op in ("Identity", "Tanh") or factor is not None:
                 # Masks before a Tanh, or before numbers below zero, would not be ones behind it.
                 gain *= factor[1] if factor else float(node.op == "Identity")
+                scale *= factor[1] if factor else 1.0
+                capped |= node.op == "Tanh"
                 x = factor[0] if factor else node.inputs[0]
             elif gain < LEAST:
                 raise NotAttentionError(f"its mask is not what the softmax gets: {node.name}")
@@ -191,7 +220,7 @@ class SoftmaxReader:
             path.append(x)
         if node is None or len(x.outputs) != 1 or is_output(self.graph, x):
             raise NotAttentionError("its scores are not the product of queries and keys")
-        return path, masks, seen
+        return path, masks, seen, None if capped else scale
 
     def _factor(self, node: gs.Node) -> tuple[gs.Tensor, float] | None:
         """Return what a node multiplies with one number, or divides by one, and the factor."""

@@ -5,7 +5,8 @@
 
 of x (B, H, T, d), with cos and sin (B, 1, T, r) two copies of one half, or computed value by value
 from two copies. The operator looks them up in tables, by position: the table is the half itself, a
-row for each token, and token t of row b has the position b T + t.
+row for each token, and token t of row b has the position b T + t. Where one row of angles is that
+of the whole batch, cos and sin (1, 1, T, r), token t has the position t.
 
 One token: a third of the time of the nodes; 512 tokens: half.
 """
@@ -44,8 +45,8 @@ class _Half:
     """Cos or sin of which the second half of the channels equals the first.
 
     Attributes:
-        source: what is there twice, (B, T, r/2).
-        value: cos or sin, (B, T, r).
+        source: what is there twice, (B, T, r/2) or (T, r/2).
+        value: cos or sin, (B, T, r) or (T, r).
         nodes: that compute it from the source, in order, with the axis of heads added.
     """
 
@@ -175,8 +176,10 @@ def _half(value: gs.Tensor) -> _Half | None:
     if node is None or node.op != "Concat" or len(node.inputs) != 2:
         return None
     half, again = node.inputs
-    doubled = half is again and node.attrs.get("axis") in (-1, 2) and len(half.shape or ()) == 3
-    fits = doubled and whole.shape and unsqueezed.inputs[1].values.tolist() == [1]
+    rank = len(half.shape or ())
+    doubled = half is again and node.attrs.get("axis") in (-1, rank - 1)
+    added = unsqueezed.inputs[1].values.tolist()
+    fits = doubled and whole.shape and (rank, added) in ((3, [1]), (2, [0, 1]))
     return _Half(half, whole, (node, *nodes)) if fits else None
 
 
@@ -197,7 +200,7 @@ def _whole(x: gs.Tensor, result: gs.Tensor) -> tuple[gs.Node, gs.Node, gs.Node] 
 
 
 def _tables(cos: _Half, sin: _Half) -> _Tables:
-    """Tables (B T, r/2) and positions (B, T) that number their rows."""
+    """Tables (B T, r/2) and positions (B, T) that number their rows, or (1) that of the first."""
     name = f"{cos.value.name}/rotary"
     nodes: list[gs.Node] = []
     width = known_shape(cos.source)[-1]
@@ -212,12 +215,16 @@ def _tables(cos: _Half, sin: _Half) -> _Tables:
     def constant(what: str, value: object) -> gs.Constant:
         return gs.Constant(f"{name}/{what}", np.asarray(value, np.int64))
 
-    start, end, axis = (constant(w, [n]) for w, n in (("start", 0), ("end", width), ("axis", 2)))
+    start, end, axis = (constant(w, [n]) for w, n in (("start", 0), ("end", width), ("axis", -1)))
     rows = constant("rows", [-1, width])
     found = []
     for what, half in (("cos", cos), ("sin", sin)):
         cut = made("Slice", f"{what}/half", [half.value, start, end, axis], np.float32)
         found.append(made("Reshape", what, [cut, rows], np.float32))
+    if all(
+        len(known_shape(half.value)) == 2 or known_shape(half.value)[0] == 1 for half in (cos, sin)
+    ):
+        return _Tables(nodes, [constant("first", [0]), *found])
     sizes = made("Shape", "sizes", [cos.value], np.int64, start=0, end=2)
     count = made("ReduceProd", "count", [sizes], np.int64, keepdims=0)
     numbers = made("Range", "numbers", [constant("0", 0), count, constant("1", 1)], np.int64)

@@ -3,10 +3,10 @@
     k, v = Concat(past_key, key), Concat(past_value, value)
     Softmax(scale query k^T + mask) v  ->  linexport.cpu.CachedAttention
 
-Queries, keys and values have tokens before heads, as products make them: the node reads and writes
-them so, and scores with all keys are not in memory. Several heads of queries may share one of keys.
-Rotary embeddings, which ONNX Runtime's operator wants heads first for, become nodes of a program. A
-mask that says no more than which keys are seen is not made.
+Queries, keys and values have tokens before heads, as products make them, or are transposed: the
+node reads and writes them so, and scores with all keys are not in memory. Several heads of queries
+may share one of keys. Rotary embeddings, which ONNX Runtime's operator takes with heads first,
+become nodes of a program. A mask that says no more than which keys are seen is not made.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class _Tokens:
     """Queries, keys or values of the call's tokens.
 
     Attributes:
-        source: (B, T, H, d).
+        source: (B, T, H, d), or (B, H, T, d).
+        heads_first: the latter.
         lead: B and T.
         heads: H.
         width: d.
@@ -113,6 +114,7 @@ class _Tokens:
     """
 
     source: str
+    heads_first: bool
     lead: tuple[Dim, Dim]
     heads: int
     width: int
@@ -212,7 +214,8 @@ def _matched(graph: Lookup, softmax: onnx.NodeProto) -> _Attention:
     scores, mask = added.input if _is_product(graph, added.input[0]) else reversed(added.input)
     product, scale = _product(graph, scores)
     key = _cache(graph, graph.expect(product.input[1], "Transpose", perm=[0, 1, 3, 2]).input[0])
-    combined = graph.expect_reader(softmax.output[0], "MatMul")
+    weights = graph.only_reader(softmax.output[0], "Reshape") or softmax
+    combined = graph.expect_reader(weights.output[0], "MatMul")
     value = _cache(graph, combined.input[1])
     query, output = product.input[0], combined.output[0]
     grouped = graph.producer(query, "Reshape")
@@ -229,19 +232,28 @@ def _matched(graph: Lookup, softmax: onnx.NodeProto) -> _Attention:
 
 
 def _is_product(graph: Lookup, name: str) -> bool:
-    return any(graph.producer(name, op) is not None for op in ("Mul", "MatMul"))
+    return any(graph.producer(name, op) is not None for op in ("Mul", "MatMul", "Reshape"))
 
 
 def _product(graph: Lookup, scores: str) -> tuple[onnx.NodeProto, float]:
     """Return the product of queries and keys, and the number that it is multiplied by."""
     scaled = graph.producer(scores, "Mul")
     if scaled is None:
-        return graph.expect(scores, "MatMul"), 1.0
+        return graph.expect(_grouped(graph, scores), "MatMul"), 1.0
     for name, factor in (scaled.input, reversed(scaled.input)):
         number = graph.number(factor)
         if number is not None:
-            return graph.expect(name, "MatMul"), number
+            return graph.expect(_grouped(graph, name), "MatMul"), number
     raise UnmatchedError("scores that are not multiplied by a number")
+
+
+def _grouped(graph: Lookup, scores: str) -> str:
+    """Return scores of the heads that share keys one below the other, (B, G, r T, S).
+
+    They are what a Reshape to (B, G r, T, S) takes, where masks are of the heads themselves.
+    """
+    apart = graph.producer(scores, "Reshape")
+    return scores if apart is None else apart.input[0]
 
 
 def _cache(graph: Lookup, present: str) -> _Cache:
@@ -256,11 +268,17 @@ def _cache(graph: Lookup, present: str) -> _Cache:
 
 def _tokens(graph: Lookup, name: str) -> _Tokens:
     rotary = find_rotary(graph, name)
-    turned = graph.expect(rotary.x if rotary else name, "Transpose", perm=HEADS_FIRST)
-    batch, length, heads, width = graph.shape(turned.input[0], 4)
+    x = rotary.x if rotary else name
+    turned = graph.producer(x, "Transpose")
+    if turned is not None and attributes(turned).get("perm") == HEADS_FIRST:
+        source, heads_first = turned.input[0], False
+        batch, length, heads, width = graph.shape(source, 4)
+    else:
+        source, heads_first = x, True
+        batch, heads, length, width = graph.shape(source, 4)
     if not isinstance(heads, int) or not isinstance(width, int) or min(heads, width) < 1:
         raise UnmatchedError(f"{name} has no fixed heads and channels")
-    return _Tokens(turned.input[0], (batch, length), heads, width, rotary)
+    return _Tokens(source, heads_first, (batch, length), heads, width, rotary)
 
 
 def _mask(graph: Lookup, name: str) -> str:
@@ -366,6 +384,9 @@ def _add(
 def _packed(new: NewNodes, graph: Lookup, tokens: _Tokens) -> str:
     """Return the value (B, T, H d) of tokens, to which a node is added where there is none."""
     source, shape = tokens.source, (*tokens.lead, tokens.heads, tokens.width)
+    if tokens.heads_first:
+        name = f"{source}/tokens_first"
+        source = new.add("Transpose", [source], name, shape, perm=HEADS_FIRST)
     parted = graph.producer(source, "Reshape")
     if tokens.rotary is not None:
         source = on_tokens(new, tokens.rotary, source, shape)

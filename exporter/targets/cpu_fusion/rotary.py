@@ -28,8 +28,9 @@ class Rotary:
     Attributes:
         name: of the result.
         x: what is turned, (B, H, T, d).
-        cos: of each token, half of its channels or more.
+        cos: of each token, half of its channels or more: (B, T, n), or (1, T, n) or (T, n).
         sin: as cos.
+        lead: their axes in front of the channels.
         half: pairs of channels.
     """
 
@@ -37,6 +38,7 @@ class Rotary:
     x: str
     cos: str
     sin: str
+    lead: KnownShape
     half: int
 
 
@@ -54,18 +56,21 @@ def find_rotary(graph: Lookup, name: str) -> Rotary | None:
     if own.keys() - {"num_heads", "rotary_embedding_dim"} or half < 1 or len(tables) != 2:
         raise UnmatchedError(f"{name} is of a rotary embedding with other attributes")
     (cos, sin), turned = (_source(graph, table, half) for table in tables), graph.shape(x, 4)
+    given, other = (graph.stated(n)[:-1] for n in (cos, sin))
+    lead: KnownShape = (turned[0], turned[2])
+    if graph.integers(positions) == [0] and given == other and given in (lead[1:], (1, lead[1])):
+        return Rotary(name, x, cos, sin, given, half)
     numbered = graph.expect(positions, "Reshape")
     sizes = graph.expect(numbered.input[1], "Shape", start=0, end=2)
     numbers = graph.expect(numbered.input[0], "Range")
     count = graph.expect(numbers.input[1], "ReduceProd", keepdims=0)
-    lead = turned[0], turned[2]
     if (
         [graph.integers(numbers.input[i]) for i in (0, 2)] != [[0], [1]]
         or [*count.input] != [sizes.output[0]]
         or any(graph.shape(n, 3)[:2] != lead for n in (sizes.input[0], cos, sin))
     ):
         raise UnmatchedError(f"{name} is of tables without a row for each token, in order")
-    return Rotary(name, x, cos, sin, half)
+    return Rotary(name, x, cos, sin, lead, half)
 
 
 def _source(graph: Lookup, name: str, half: int) -> str:
@@ -73,7 +78,7 @@ def _source(graph: Lookup, name: str, half: int) -> str:
     rows = graph.expect(name, "Reshape")
     cut = graph.expect(rows.input[0], "Slice")
     sizes = [graph.integers(given) for given in (rows.input[1], *cut.input[1:])]
-    if sizes != [[-1, half], [0], [half], [2]]:
+    if sizes[:3] != [[-1, half], [0], [half]] or sizes[3:] not in ([[-1]], [[2]]):
         raise UnmatchedError(f"{name} is not made of the first {half} channels of every token")
     return str(cut.input[0])
 
@@ -98,7 +103,7 @@ def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: KnownShape) -> str:
     for part, count in zip(parts, counts, strict=True):
         new.know(part, (*lead, heads, count))
     cos, sin = (
-        _for_heads(new, source, half, f"{name}/{what}", (*lead, 1, half))
+        _for_heads(new, source, half, f"{name}/{what}", rotary.lead)
         for what, source in (("cos", rotary.cos), ("sin", rotary.sin))
     )
 
@@ -113,8 +118,10 @@ def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: KnownShape) -> str:
     return new.add("Concat", [*turned, *rest], name, shape, axis=-1)
 
 
-def _for_heads(new: NewNodes, source: str, half: int, name: str, shape: KnownShape) -> str:
+def _for_heads(new: NewNodes, source: str, half: int, name: str, lead: KnownShape) -> str:
     """Add what makes (B, T, 1, half) of (B, T, n), for this program alone and so within it."""
-    cut = [source, *(new.integers([number]) for number in (0, half, 2))]
-    first = new.add("Slice", cut, f"{name}/first", (*shape[:2], half))
-    return new.add("Unsqueeze", [first, new.integers([2])], name, shape)
+    cut = [source, *(new.integers([number]) for number in (0, half, -1))]
+    first = new.add("Slice", cut, f"{name}/first", (*lead, half))
+    batch = (1,) * (2 - len(lead))
+    axes = new.integers([0, 2] if batch else [2])
+    return new.add("Unsqueeze", [first, axes], name, (*batch, *lead, 1, half))

@@ -4,8 +4,9 @@
 
     MatMul(Q, K^T), Mul, Add(Where(seen, 0, -large)), Softmax, MatMul(V)  ->  Attention (opset 23)
 
-With grouped queries, Q is read as (B, G, r T, D) and M is repeated r times over its rows: query
-head h then reads key head floor(h / r), as it does in Attention.
+With grouped queries, Q is read as (B, G, r T, D), and M is repeated r times over its rows, or
+scores are read as (B, H, T, S) and weights as (B, G, r T, S): query head h then reads key head
+floor(h / r), as it does in Attention.
 
 In half precision only: the builder has no such kernel for float32, and refuses the node. It refuses
 it also where one query has many keys, so that the graph without it has to be at hand.
@@ -142,17 +143,15 @@ class _Matcher:
         if _attribute(softmax, "axis", -1) not in (-1, 3):
             return None
         added, combined = self._node(softmax.input[0], "Add"), self._reader(softmax.output[0])
-        if (
-            added is None
-            or combined is None
-            or self._uncast(combined.input[0]) != softmax.output[0]
-        ):
+        joined = combined is not None and combined.op_type == "Reshape"
+        weights = combined.output[0] if combined is not None and joined else softmax.output[0]
+        combined = self._reader(weights) if joined else combined
+        if added is None or combined is None or self._uncast(combined.input[0]) != weights:
             return None
         for scores, bias in (tuple(added.input), tuple(added.input)[::-1]):
-            product, scale = self._scores(scores)
-            seen, repeats = self._seen(bias)
-            if product is not None and seen is not None:
-                return self._attention(product, scale, seen, repeats, combined)
+            (product, scale, parted), (seen, repeats) = self._scores(scores), self._seen(bias)
+            if product is not None and seen is not None and parted == joined:
+                return self._attention(product, scale, seen, None if joined else repeats, combined)
         return None
 
     def _attention(
@@ -160,16 +159,25 @@ class _Matcher:
         product: onnx.NodeProto,
         scale: float,
         seen: str,
-        repeats: int,
+        repeats: int | None,
         combined: onnx.NodeProto,
     ) -> _Attention | None:
+        """Return the attention of two products.
+
+        Args:
+            product: of queries and keys.
+            scale: of scores.
+            seen: the pairs that are seen.
+            repeats: of these; None where scores and weights are read as those of each head.
+            combined: of weights and values.
+        """
         transposed = self._node(self._uncast(product.input[1]), "Transpose")
         if transposed is None or _attribute(transposed, "perm", []) != [0, 1, 3, 2]:
             return None
         query, output = self._uncast(product.input[0]), combined.output[0]
         key, value = self._uncast(transposed.input[0]), self._uncast(combined.input[1])
-        element = self._element(product, combined)
-        if repeats > 1:
+        element, grouped = self._element(product, combined), repeats != 1
+        if grouped:
             split, joined = self._node(query, "Reshape"), self._reader(output)
             if split is None or joined is None or joined.op_type != "Reshape":
                 return None
@@ -183,23 +191,26 @@ class _Matcher:
             return None
         if None in mask or tuple(mask[1:]) != (1, rows, keys):
             return None
-        if groups != also or heads != groups * repeats:
+        if groups != also or heads % groups or repeats not in (None, heads // groups):
             return None
-        if repeats > 1 and (sizes != [0, groups, -1, width] or after != [0, heads, -1, wide]):
+        ends = [0, heads, -1, wide], [0, heads, -1, 0]
+        if grouped and (sizes != [0, groups, -1, width] or after not in ends):
             return None
         return _Attention(query, key, value, seen, scale, element, output)
 
-    def _scores(self, name: str) -> tuple[onnx.NodeProto | None, float]:
-        """The product of queries and keys, and what it is multiplied by."""
-        name = self._uncast(name)
+    def _scores(self, name: str) -> tuple[onnx.NodeProto | None, float, bool]:
+        """The product of queries and keys, what it is multiplied by, and whether it is reshaped."""
+        name, scale = self._uncast(name), 1.0
         scaled = self._node(name, "Mul")
-        if scaled is None:
-            return self._node(name, "MatMul"), 1.0
-        for factor, rest in (tuple(scaled.input), tuple(scaled.input)[::-1]):
+        for factor, rest in (tuple(scaled.input), tuple(scaled.input)[::-1]) if scaled else ():
             constant = self._constant(factor)
             if constant is not None and constant.size == 1 and constant.item() > 0:
-                return self._node(self._uncast(rest), "MatMul"), float(constant.item())
-        return None, 1.0
+                name, scale = self._uncast(rest), float(constant.item())
+                break
+        parted = self._node(name, "Reshape")
+        if parted is not None:
+            name = self._uncast(parted.input[0])
+        return self._node(name, "MatMul"), scale, parted is not None
 
     def _seen(self, name: str) -> tuple[str | None, int]:
         """The booleans that a bias is written from, and how often its rows are repeated."""
