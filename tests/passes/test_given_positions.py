@@ -1,4 +1,4 @@
-"""Numbers of tokens that a model takes and returns: how many came before, and how many there were.
+"""What a model takes and returns: numbers of tokens that came before, and sums to go on from.
 
 Whole sequences and pieces of an artifact against the module in float64; later calls of a
 sequence are given other numbers, which they do not read, and the last returns that of all tokens.
@@ -68,6 +68,50 @@ class Summed(Mean):
         return y, total + x.sum(1)
 
 
+class Started(nn.Module):
+    """Sums that go on from a given one, and the last of them."""
+
+    others: tuple[Tensor, ...] = (torch.randn(2, WIDTH),)
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        sums = x.cumsum(1) + start[:, None]
+        return sums.tanh(), sums[:, -1]
+
+
+class OfAllRows(Started):
+    """One start for all rows; the last sum is computed by itself."""
+
+    others = (torch.randn(WIDTH),)
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        return start + x.cumsum(1), start + x.sum(1)
+
+
+class Taken(Started):
+    """A start that is taken away."""
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        return x.cumsum(1) - start[:, None], x.sum(1) - start
+
+
+class ReadTwice(Started):
+    """Sums with a start, and without it."""
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        sums = x.cumsum(1)
+        return sums + (2 * start[:, None] + sums).tanh(), sums[:, -1]
+
+
+class OfHeads(Started):
+    """Tokens behind heads."""
+
+    others = (torch.randn(2, 2, 1, WIDTH // 2),)
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        sums = start + x.unflatten(2, (2, -1)).transpose(1, 2).cumsum(2)
+        return sums.transpose(1, 2).flatten(2), sums[:, :, -1:]
+
+
 class Shared(nn.Module):
     """Each token reads how many there are: no piece knows."""
 
@@ -98,8 +142,11 @@ def converted(module: nn.Module, others: tuple[Tensor, ...], folder: Path) -> Ma
     )
 
 
-@pytest.mark.parametrize("kind", [Rotary, Rows, Mean, Summed])
-def test_a_returned_number_of_tokens_goes_on(kind: type[nn.Module], tmp_path: Path) -> None:
+COUNTED, STARTED = [Rotary, Rows, Mean, Summed], [Started, OfAllRows, Taken, ReadTwice, OfHeads]
+
+
+@pytest.mark.parametrize("kind", [*COUNTED, *STARTED])
+def test_what_is_given_and_returned_goes_on(kind: type[nn.Module], tmp_path: Path) -> None:
     module = kind().eval()
     others: tuple[Tensor, ...] = kind.others
     manifest = converted(module, others, tmp_path / "a")
@@ -112,7 +159,7 @@ def test_a_returned_number_of_tokens_goes_on(kind: type[nn.Module], tmp_path: Pa
             expected = [y.numpy() for y in module(torch.from_numpy(x).double(), *given)]
         for pieces in ([length], [1] * length, [length // 2 + 1, length - length // 2 - 1]):
             given = [y.numpy() for y in others]
-            later = [np.asarray(y + 3) if y.dtype.kind == "i" else y for y in given]
+            later = [np.asarray(y + 3) for y in given]
             got = found.outputs(x, [n for n in pieces if n], given, later)
             for one, exact in zip(got, expected, strict=True):
                 assert one.shape == exact.shape
