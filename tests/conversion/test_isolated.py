@@ -30,7 +30,10 @@ from linexport.system import memory, sandbox
 from linexport.system.control_groups import control_groups
 from linexport.system.progress import Silent
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confined by Linux's means")
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(sys.platform != "linux", reason="confined by Linux's means"),
+]
 
 CANARY = secrets.token_hex(8)
 HOSTILE = """

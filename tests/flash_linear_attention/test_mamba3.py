@@ -28,7 +28,7 @@ from linexport.sources.factory import load_module
 from linexport.trace import trace
 from tests.support.loops import session_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 HERE = Path(__file__).parent
 SMALL = {

@@ -20,7 +20,7 @@ from linexport.sources import load_model
 from linexport.timing.peak_memory import peak_megabytes
 from tests.support.families import TINY, save_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 Folder = Callable[..., Path]
 SEQUENCES, TOKENS, BASE = (

@@ -34,7 +34,7 @@ from tests.support.families import TINY, save_model
 from tests.support.multi_token import Oracle, add_head
 from tests.support.towers import WITH_PICTURES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 KINDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
 EACH = [

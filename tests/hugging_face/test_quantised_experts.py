@@ -21,7 +21,7 @@ from linexport.quantization.experts import find_experts
 from linexport.quantization.quantisable import floating_weights
 from linexport.quantization.rewrite import float_activations, quantised_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 
 def dequantised(stored: dict[str, np.ndarray], name: str, experts: int, inputs: int) -> np.ndarray:

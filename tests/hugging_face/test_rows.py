@@ -24,7 +24,7 @@ from linexport.patches.state_cache import StateCache
 from tests.hugging_face.test_layer_by_layer import Written
 from tests.support.families import TINY, biased_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 LIMIT = 5e-5
 """Of the largest logit: the tolerance of float32."""

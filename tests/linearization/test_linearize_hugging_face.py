@@ -22,7 +22,7 @@ from linexport.trace import trace
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 Cli = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from tests.linearization.test_linearize_search import given_cost
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 Cli = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import linexport
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 IMAGES = ({0: Dim.DYNAMIC, 2: Dim("height", max=96), 3: Dim("width", max=96)},)
 

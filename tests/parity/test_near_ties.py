@@ -33,7 +33,7 @@ from linexport.targets.base import OrtSession
 from linexport.trace import trace
 from tests.support.compared import check_language
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 VOCABULARY, WIDTH, TIE = 256, 8, 3
 FLOAT32 = TOLERANCES["float32"]

@@ -34,7 +34,7 @@ from linexport.targets.lowering.kept_logits import find_head, made_of
 from linexport.targets.lowering.split_head import HIDDEN, find_stretch
 from tests.support.families import TINY, save_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 LOGITS, WORDS, OTHER = "logits", 97, 17
 CONFIGURATIONS = {

@@ -19,7 +19,7 @@ from linexport.patches import gpu_kernels
 from linexport.patches.gpu_kernels import bi_wkv, wkv
 from linexport.sources.factory import load_factory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 ROLES = {"original": nullcontext, "traced": gpu_kernels.traced}
 PARTS = 32

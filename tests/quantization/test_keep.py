@@ -24,7 +24,7 @@ from tests.sources.packed.test_folders import FORMATS
 from tests.support import quantised
 from tests.support.quantised import Written, quantise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 IDS = torch.arange(2 * 9).reshape(2, 9) % 64
 
