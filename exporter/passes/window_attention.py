@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -28,9 +30,11 @@ from linexport.graph.shapes import completed_shapes
 from linexport.graph.tensors import known_shape
 from linexport.match.emit.candidate import inputs_of
 from linexport.match.errors import NotAttentionError
+from linexport.match.forms.evaluate import Evaluator
 from linexport.match.forms.token_sizes import LARGEST, TokenSizes, imports_of, numbers, shape_at
 from linexport.match.search.bands import BandReader
 from linexport.match.search.in_pieces import nearly_equal
+from linexport.match.search.shared_rows import SharedRows, find_shared_rows
 from linexport.match.search.window_softmax import WindowEnd, WindowSoftmax, exponential_bands
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.window_attention import OP
@@ -65,14 +69,14 @@ class _Windows:
 
     def write(self) -> bool:
         """Change the graph; returns whether there was anything to change."""
-        written = False
-        for found in list(exponential_bands(BandReader(self.graph, self.sizes))):
+        written, reader = False, BandReader(self.graph, self.sizes)
+        for found in list(exponential_bands(reader)):
             if isinstance(found, NotAttentionError):
                 log.debug("a sum over pairs of tokens is left as it is: %s", found)
                 continue
             name = found.ends[0].tensor.name
             try:
-                writer = _Writer(found)
+                writer = _Writer(found, reader.evaluator)
                 self._check_batch(found)
                 writer.write()
                 self._prove(writer)
@@ -108,6 +112,7 @@ class _Windows:
             symbols = self.sizes.at(self.sizes.whole(tokens), given)
             try:
                 values = {t.name: numbers(random, shape_at(t, symbols), t.dtype) for t in given}
+                values |= {name: copied(values) for name, copied in writer.copies.items()}
                 pairs = [o for n in band.nodes for o in n.outputs if self.sizes.is_pair(o)]
                 if any(math.prod(shape_at(o, symbols)) > LARGEST for o in pairs):
                     continue
@@ -132,17 +137,48 @@ class _Windows:
         self.graph.nodes += writer.nodes
 
 
+Copies = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+"""Computes a value of those of other names."""
+
+
+def _copied(rows: SharedRows, letters: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return copies of rows, with axes in the order of letters."""
+    found = rows.repeated(values[rows.rows.name])
+    return found.transpose(["bhnd".index(c) for c in letters.replace("e", "d")])
+
+
 class _Writer(NodeBuilder):
     """Writes one band as a node.
 
+    Args:
+        found: the band.
+        evaluator: of the graph.
+
     Attributes:
         results: values of the ends, in their order.
+        copies: what keys and values are that the node reads once for several heads, by name, of
+            the values that it reads.
     """
 
-    def __init__(self, found: WindowSoftmax) -> None:
+    def __init__(self, found: WindowSoftmax, evaluator: Evaluator) -> None:
         super().__init__(f"{found.ends[0].tensor.name}/window")
         self.found, self.has_heads = found, len(found.query[1]) == 4
+        self.key, self.value = found.key, found.value
         self.results: list[gs.Variable] = []
+        self.copies: dict[str, Copies] = {}
+        self._share(evaluator)
+
+    def _share(self, evaluator: Evaluator) -> None:
+        """Read keys and values before they are repeated for the heads that share them."""
+        given = self.key, self.value
+        shared = [find_shared_rows(evaluator, t) if self.has_heads else None for t, _ in given]
+        key, value = shared
+        if key is None or value is None or key.heads != value.heads:
+            return
+        for (tensor, letters), rows in zip(given, (key, value), strict=True):
+            self.copies[tensor.name] = partial(_copied, rows, letters)
+        self.key = key.rows, key.letters
+        self.value = value.rows, value.letters.replace("d", "e")
 
     def write(self) -> None:
         """Write all nodes.
@@ -161,8 +197,8 @@ class _Writer(NodeBuilder):
     def _write(self) -> None:
         (query, heads), (key, kv_heads), (value, value_heads) = (
             self._packed(self.found.query, "m", "d"),
-            self._packed(self.found.key, "n", "d"),
-            self._packed(self.found.value, "n", "e"),
+            self._packed(self.key, "n", "d"),
+            self._packed(self.value, "n", "e"),
         )
         if kv_heads != value_heads or heads % kv_heads:
             raise NotAttentionError(f"{heads} heads have {kv_heads} keys and {value_heads} values")

@@ -279,7 +279,36 @@ def test_rows_of_no_token_are_not_seen(hybrid: tuple[nn.Module, Path, Manifest])
         np.testing.assert_allclose(found["output"][row], whole, atol=1e-5)
 
 
-GROUPED = by_llama, by_gqa, by_expand, capped_by_interleave, by_tokens
+def by_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x[:, :1].expand(-1, HEADS, -1, -1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def window_by_gqa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    d = distances(q.shape[2])
+    seen = (d >= 0) & (d < WINDOW)
+    return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], attn_mask=seen, enable_gqa=True)
+
+
+def window_by_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return in_window(q, *(x[:, :1].expand(-1, HEADS, -1, -1) for x in (k, v)))
+
+
+GROUPED = by_llama, by_gqa, by_expand, capped_by_interleave, by_tokens, by_one_head
+
+
+@pytest.mark.parametrize(
+    "heads, attend", [(2, of_grouped_keys), (2, window_by_gqa), (1, window_by_one_head)]
+)
+def test_a_window_of_keys_that_heads_share_is_kept_once(
+    heads: int, attend: Attend, tmp_path: Path
+) -> None:
+    module = Hybrid(Softmax(attend))
+    manifest = converted(module, tmp_path / "artifact")
+    assert manifest.streaming and manifest.streaming.passed
+    rows = {s.shape for s in manifest.states if "window_key" in s.past or "window_value" in s.past}
+    assert rows == {("batch", WINDOW, heads * 4)}
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 
 
 @pytest.mark.parametrize("attend", GROUPED, ids=lambda attend: attend.__name__)
@@ -288,7 +317,7 @@ def test_keys_that_heads_share_are_kept_once(attend: Attend, tmp_path: Path) -> 
     manifest = converted(module, tmp_path / "artifact")
     assert manifest.streaming and manifest.streaming.passed
     rows = {s.shape for s in manifest.states if s.past in ("past_key_0", "past_value_0")}
-    assert rows == {("batch", 2, "past", 4)}
+    assert rows == {("batch", 1 if attend is by_one_head else 2, "past", 4)}
     on_library = with_programs(onnx.load(tmp_path / "artifact" / "model.onnx"))
     fused = [node for node in on_library.graph.node if node.op_type == "CachedAttention"]
     assert len(fused) == (attend is not capped_by_interleave)

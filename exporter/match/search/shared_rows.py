@@ -1,6 +1,7 @@
 """Keys and values that are repeated for the heads of queries that share them.
 
     x (B, G, T, d)  ->  Unsqueeze  ->  Expand (B, G, r, T, d)  ->  Reshape (B, G r, T, d)
+    x (B, 1, T, d)  ->  Expand (B, r, T, d)
 
 or the same with tokens before heads and a Transpose behind it, or with a Transpose of tokens and
 channels at the end.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
@@ -37,6 +39,16 @@ class SharedRows:
     served: int
     width: int
 
+    @property
+    def letters(self) -> str:
+        """Axes of the rows: b, h, n for tokens, d for channels."""
+        return "bnhd" if self.tokens_first else "bhnd"
+
+    def repeated(self, rows: np.ndarray) -> np.ndarray:
+        """Return the copies of rows, (B, G r, T, d)."""
+        first = rows.swapaxes(1, 2) if self.tokens_first else rows
+        return first.repeat(self.served, 1)
+
 
 def find_shared_rows(e: Evaluator, tensor: gs.Tensor) -> SharedRows | None:
     """Return what rows (B, G r, T, d), or (B, G r, d, T), are copies of; None if they are not."""
@@ -48,6 +60,9 @@ def find_shared_rows(e: Evaluator, tensor: gs.Tensor) -> SharedRows | None:
         axis = 2
     elif perm:
         return None
+    alone = producer(x, "Expand")
+    if alone is not None:
+        return _of_one_head(e, alone, axis)
     joined = producer(x, "Reshape")
     each = None if joined is None else producer(joined.inputs[0], "Expand")
     if joined is None or each is None:
@@ -64,6 +79,21 @@ def find_shared_rows(e: Evaluator, tensor: gs.Tensor) -> SharedRows | None:
     if own != rest or flat != merged or added is None or e.sizes(added.inputs[0]) != own:
         return None
     return SharedRows(added.inputs[0], axis == 2, heads, copies, width)
+
+
+def _of_one_head(e: Evaluator, each: gs.Node, axis: int) -> SharedRows | None:
+    """Return the rows of one head that an Expand repeats."""
+    given, wide = e.sizes(each.inputs[0]), e.sizes(each.outputs[0])
+    if given is None or wide is None or len(given) != 4 or len(wide) != 4:
+        return None
+    copies, width = wide[axis].known, wide[3].known
+    fits = given[axis] == ONE and [*given[:axis], *given[axis + 1 :]] == [
+        *wide[:axis],
+        *wide[axis + 1 :],
+    ]
+    if not fits or copies is None or width is None:
+        return None
+    return SharedRows(each.inputs[0], axis == 2, 1, copies, width)
 
 
 def _transposed(x: gs.Tensor) -> tuple[gs.Tensor, list[int]]:

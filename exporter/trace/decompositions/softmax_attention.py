@@ -56,10 +56,15 @@ def attention(
 
 def _repeated(op: Any, x: Any, heads: int) -> Any:
     """Return keys or values for each head of queries, (.., H, S, d)."""
-    *front, groups, _, width = x.shape
+    *front, groups, length, width = x.shape
     each = op.Unsqueeze(x, [len(front) + 1])
     each = op.Expand(each, [1] * (len(front) + 1) + [heads // groups, 1, 1])
-    return op.Reshape(each, [0] * len(front) + [heads, -1, width])
+    each.shape = ir.Shape([*front, groups, heads // groups, length, width])
+    found = op.Reshape(each, [0] * len(front) + [heads, -1, width])
+    # What ONNX infers of -1 is no symbol, and scores would not be those of all pairs of tokens.
+    found.shape = ir.Shape([*front, heads, length, width])
+    found.type = each.type = x.type
+    return found
 
 
 def _earlier(op: Any, query: Any, key: Any) -> Any:
