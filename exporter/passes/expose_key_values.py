@@ -91,8 +91,9 @@ class _Writer:
             state = self._prolonged(f"{name}{index}", rows, own, a.dtype, kept)
             rows.node.inputs[rows.place] = state
         for tensor in (*a.before, *a.after):
-            if isinstance(tensor, gs.Variable) and tensor.shape is not None:
-                tensor.shape = [*tensor.shape[:-1], self._total(kept)]
+            computed_value(tensor).shape = [*a.sizes[:-1], self._total(kept)]
+        for tensor in (a.before[-1], a.after[0]):
+            computed_value(tensor).dtype = np.dtype(a.dtype)
         seen = self._seen(a, kept)
         if a.scale is None:
             for mask in a.masks:

@@ -86,6 +86,14 @@ class Multihead(nn.Module):
         return self.inner(x, x, x, attn_mask=mask | later(x.shape[1]))[0]
 
 
+class CausalMultihead(Multihead):
+    """The same of all tokens before, which PyTorch computes by another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = later(x.shape[1])
+        return self.inner(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+
+
 class Hybrid(nn.Module):
     """Linear attention, and softmax attention behind it."""
 
@@ -311,6 +319,19 @@ def test_a_window_of_keys_that_heads_share_is_kept_once(
     check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 
 
+def cached_attentions(folder: Path) -> int:
+    """Return how many nodes of the CPU library compute softmax attention over a cache."""
+    nodes = with_programs(onnx.load(folder / "model.onnx")).graph.node
+    return sum(node.op_type == "CachedAttention" for node in nodes)
+
+
+def test_multihead_attention_is_one_node(tmp_path: Path) -> None:
+    module = Hybrid(CausalMultihead())
+    assert converted(module, tmp_path / "artifact").streaming.passed
+    assert cached_attentions(tmp_path / "artifact") == 1
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
 @pytest.mark.parametrize("attend", GROUPED, ids=lambda attend: attend.__name__)
 def test_keys_that_heads_share_are_kept_once(attend: Attend, tmp_path: Path) -> None:
     module = Hybrid(Softmax(attend))
@@ -318,9 +339,7 @@ def test_keys_that_heads_share_are_kept_once(attend: Attend, tmp_path: Path) -> 
     assert manifest.streaming and manifest.streaming.passed
     rows = {s.shape for s in manifest.states if s.past in ("past_key_0", "past_value_0")}
     assert rows == {("batch", 1 if attend is by_one_head else 2, "past", 4)}
-    on_library = with_programs(onnx.load(tmp_path / "artifact" / "model.onnx"))
-    fused = [node for node in on_library.graph.node if node.op_type == "CachedAttention"]
-    assert len(fused) == (attend is not capped_by_interleave)
+    assert cached_attentions(tmp_path / "artifact") == (attend is not capped_by_interleave)
     check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 
 

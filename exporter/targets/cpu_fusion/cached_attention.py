@@ -152,7 +152,8 @@ class _Attention:
         mask: what is added to the scores of a query head, (B or 1, 1, T, P + T).
         seen: what that says, where it says no more than which keys are seen.
         scale: of the scores.
-        output: (B, T, H, d).
+        output: (B, T, H, d), or (B, H, T, d).
+        heads_first: the latter.
     """
 
     query: _Tokens
@@ -162,6 +163,7 @@ class _Attention:
     seen: SeenKeys | None
     scale: float
     output: str
+    heads_first: bool
 
 
 def with_cached_attention(model: onnx.ModelProto, domain: str) -> onnx.ModelProto:
@@ -218,15 +220,16 @@ def _matched(graph: Lookup, softmax: onnx.NodeProto) -> _Attention:
     combined = graph.expect_reader(weights.output[0], "MatMul")
     value = _cache(graph, combined.input[1])
     query, output = product.input[0], combined.output[0]
-    grouped = graph.producer(query, "Reshape")
-    if grouped is not None:
-        query, output = grouped.input[0], graph.expect_reader(output, "Reshape").output[0]
-    turned = graph.expect_reader(output, "Transpose")
-    if attributes(turned).get("perm") != HEADS_FIRST:
-        raise UnmatchedError("an output with other axes")
+    grouped, parted = graph.producer(query, "Reshape"), graph.only_reader(output, "Reshape")
+    if grouped is not None and parted is not None:
+        query, output = grouped.input[0], parted.output[0]
+    turned = graph.only_reader(output, "Transpose")
+    moved = turned is not None and attributes(turned).get("perm") == HEADS_FIRST
+    if turned is not None and moved:
+        output = turned.output[0]
     tokens, mask = _tokens(graph, query), _mask(graph, mask)
-    seen, output = find_seen_keys(graph, mask), turned.output[0]
-    found = _Attention(tokens, key, value, mask, seen, scale, output)
+    seen = find_seen_keys(graph, mask)
+    found = _Attention(tokens, key, value, mask, seen, scale, output, not moved)
     _check_shapes(graph, found, product.output[0])
     return found
 
@@ -311,7 +314,7 @@ def _check_shapes(graph: Lookup, found: _Attention, scores: str) -> None:
         and value.heads == heads
         and query.heads % heads == 0
         and scored[:2] == (batch, heads)
-        and output == (batch, length, query.heads, value.width)
+        and output == _sizes(found)
         and mask[0] in (1, batch)
         and mask[1:3] == (1, length)
         and terms(mask[3]) == terms(scored[3])
@@ -322,6 +325,13 @@ def _check_shapes(graph: Lookup, found: _Attention, scores: str) -> None:
     )
     if not fits:
         raise UnmatchedError("shapes of another attention")
+
+
+def _sizes(found: _Attention) -> KnownShape:
+    """Return the shape of the output."""
+    (batch, length), heads = found.query.lead, found.query.heads
+    middle = (heads, length) if found.heads_first else (length, heads)
+    return (batch, *middle, found.value.added.width)
 
 
 def _function(found: _Attention, domain: str, opset: int) -> onnx.FunctionProto:
@@ -354,18 +364,17 @@ def _add(
     mask = found.seen.key_mask if found.seen else found.mask
     inputs += [found.key.past, found.value.past, mask]
     shape = (*found.query.lead, found.query.heads * found.value.added.width)
-    joined = graph.only_reader(found.output, "Reshape")
+    joined = None if found.heads_first else graph.only_reader(found.output, "Reshape")
     if joined is not None and graph.has_shape(joined.output[0], shape):
         result = output = joined.output[0]
     else:
         result, output = found.output, f"{found.output}/packed"
+        sizes = found.query.heads, found.value.added.width
+        parted = f"{result}/of_heads" if found.heads_first else result
         new.know(output, shape)
-        new.add(
-            "Reshape",
-            [output, new.integers([0, 0, found.query.heads, found.value.added.width])],
-            result,
-            graph.shape(result, 4),
-        )
+        new.add("Reshape", [output, new.integers([0, 0, *sizes])], parted, (*shape[:2], *sizes))
+        if found.heads_first:
+            new.add("Transpose", [parted], result, graph.shape(result, 4), perm=HEADS_FIRST)
     outputs = [output, found.key.present, found.value.present]
     new.nodes.append(
         helper.make_node(
