@@ -94,6 +94,8 @@ def to_graph(
     translations = _translations()
     try:
         program = with_pairs(program, OPSET, translations)
+        own = softmax_attention.translation(program)
+        translations[torch.ops.aten.scaled_dot_product_attention.default] = own
         with exporting(), translations_read_once(), work_left_out(), traced_once(undecomposed):
             exported = torch.onnx.export(
                 program,
@@ -187,7 +189,6 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     marks[torch.ops.aten.cumprod.default] = cumprod.cumulative
     marks[torch.ops.aten.cummax.default] = cummax.maximum
     marks[torch.ops.aten.cummin.default] = cummax.minimum
-    marks[torch.ops.aten.scaled_dot_product_attention.default] = softmax_attention.attention
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 

@@ -155,3 +155,27 @@ def test_attention_of_any_number_of_axes_is_exported(name: str) -> None:
     for got, x in results(name):
         expected = ATTENTION[name](x.double()).numpy()
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class Biased(nn.Module):
+    """Scores with a bias that is read from weights."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.register_buffer("biases", torch.tensor([0.5, -2.0, 0.25, least]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        bias = self.biases[(places[:, None] - places).abs().clamp(max=3)]
+        return F.scaled_dot_product_attention(x, x.sin(), x, bias)
+
+
+@pytest.mark.parametrize("least, cleaned", [(-1e9, False), (-torch.inf, True)])
+def test_weights_are_looked_at_for_rows_that_see_nothing(least: float, cleaned: bool) -> None:
+    module = Biased(least)
+    model = rewritten(module, torch.randn(2, 9, WIDTH))
+    assert ("IsNaN" in {node.op_type for node in model.graph.node}) == cleaned
+    session, x = onnxruntime.InferenceSession(model.SerializeToString()), torch.randn(1, 30, WIDTH)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    expected = module.double()(x.double()).detach().numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

@@ -12,46 +12,106 @@ sees no key gets the mean of the values, or NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 from onnxscript import ir, values
 from onnxscript.function_libs.torch_lib.ops import nn as torch_lib
+from torch.export import ExportedProgram
 
 OPSET = 20
+DISCRETE = (ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32)
 HIDDEN = float("-inf")
 
 
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> object:
-    """Write ``aten.scaled_dot_product_attention`` as nodes of a graph."""
-    width = query.shape[-1]
-    if dropout_p or (scale is None and not isinstance(width, int)):
-        return torch_lib.aten_scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-    op, (*front, row, channel) = values.Opset("", OPSET), range(len(key.shape))
-    if enable_gqa and query.shape[-3] != key.shape[-3]:
-        key, value = (_repeated(op, x, query.shape[-3]) for x in (key, value))
-    products = op.MatMul(query, op.Transpose(key, perm=[*front, channel, row]))
-    scores = op.Mul(products, op.CastLike(width**-0.5 if scale is None else scale, query))
-    seen = _earlier(op, query, key) if is_causal else attn_mask
-    if seen is None:
-        return op.MatMul(op.Softmax(scores, axis=-1), value)
-    zero = op.CastLike(0.0, query)
-    if is_causal or attn_mask.dtype == ir.DataType.BOOL:
-        seen = op.Where(seen, zero, op.CastLike(HIDDEN, query))
-    weights = op.Softmax(op.Add(scores, seen), axis=-1)
-    if not is_causal:
-        weights = op.Where(op.IsNaN(weights), zero, weights)
-    return op.MatMul(weights, value)
+def translation(program: ExportedProgram) -> Callable[..., object]:
+    """Return what writes ``aten.scaled_dot_product_attention`` as nodes of a graph.
+
+    Args:
+        program: that is translated; its weights are known while it is.
+    """
+    finite = _Finite(program)
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> object:
+        width = query.shape[-1]
+        if dropout_p or (scale is None and not isinstance(width, int)):
+            return torch_lib.aten_scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+        op, (*front, row, channel) = values.Opset("", OPSET), range(len(key.shape))
+        if enable_gqa and query.shape[-3] != key.shape[-3]:
+            key, value = (_repeated(op, x, query.shape[-3]) for x in (key, value))
+        products = op.MatMul(query, op.Transpose(key, perm=[*front, channel, row]))
+        scores = op.Mul(products, op.CastLike(width**-0.5 if scale is None else scale, query))
+        seen = _earlier(op, query, key) if is_causal else attn_mask
+        if seen is None:
+            return op.MatMul(op.Softmax(scores, axis=-1), value)
+        zero, hides_all = op.CastLike(0.0, query), not is_causal and not finite(seen)
+        if is_causal or attn_mask.dtype == ir.DataType.BOOL:
+            seen = op.Where(seen, zero, op.CastLike(HIDDEN, query))
+        weights = op.Softmax(op.Add(scores, seen), axis=-1)
+        if hides_all:
+            weights = op.Where(op.IsNaN(weights), zero, weights)
+        return op.MatMul(weights, value)
+
+    return attention
+
+
+class _Finite:
+    """Says which masks have no infinite number, so that every query sees a key.
+
+    They are computed of finite weights, as biases of positions are, without a logarithm or a
+    quotient. Inputs of a model, and buffers that it writes, may have any number.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        written = {*program.graph_signature.buffers_to_mutate.values()}
+        self._stored = {
+            spec.arg.name: tensor
+            for spec in program.graph_signature.input_specs
+            if spec.target is not None and spec.target not in written
+            for store in (program.state_dict, program.constants)
+            if isinstance(tensor := store.get(spec.target), torch.Tensor)
+        }
+
+    def __call__(self, mask: Any) -> bool:
+        pending, seen = [mask], set[int]()
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if id(value) in seen or (value is not mask and value.dtype in DISCRETE):
+                continue
+            seen.add(id(value))
+            if node is None or node.op_type == "Constant":
+                if not self._is_finite(value):
+                    return False
+            elif node.op_type in ("Div", "Log"):
+                return False
+            else:
+                pending += [given for given in node.inputs if given is not None]
+        return mask.dtype != ir.DataType.BOOL
+
+    def _is_finite(self, value: Any) -> bool:
+        """Return whether a weight or a constant is known to be finite."""
+        node = value.producer()
+        if node is None:
+            stored = self._stored.get(value.name)
+            return stored is not None and not bool(stored.isinf().any())
+        number = next(iter(node.attributes.values())).value
+        return not np.isinf(
+            np.asarray(number.numpy() if hasattr(number, "numpy") else number)
+        ).any()
 
 
 def _repeated(op: Any, x: Any, heads: int) -> Any:
