@@ -122,16 +122,18 @@ class _Writer:
 
     def _group(self, a: MaskedSoftmax, heads: int, served: int) -> None:
         """Multiply the queries of heads that share keys, one below the other, by these."""
-        tokens = written_size(parse(self.tokens) * Size(served))
-        batch, total = a.key.sizes[0], self._total(None if a.window is None else a.window - 1)
-        for rows, last, width in ((a.key, a.key.shared, total), (a.value, None, a.value.sizes[-1])):
-            node = rows.node
+        rows = written_size(parse(self.tokens) * Size(served))
+        total, width = self._total(None if a.window is None else a.window - 1), a.value.sizes[-1]
+        lead = [a.key.sizes[0], heads, rows]
+        channels = a.key.shared.width if a.key.shared else 0
+        for node, taken, given_back in (
+            (a.key.node, channels, total),
+            (a.value.node, total, width),
+        ):
             given, (made,) = node.inputs[0], node.outputs
-            size = last.width if last else total
-            sizes = self._integers(0, heads, -1, last.width if last else 0)
-            shape = [batch, heads, tokens, size]
-            node.inputs[0] = self._node("Reshape", [given, sizes], a.dtype, shape)
-            grouped = gs.Variable(self._name(), a.dtype, [batch, heads, tokens, width])
+            below = self._integers(0, heads, -1, 0)
+            node.inputs[0] = self._node("Reshape", [given, below], a.dtype, [*lead, taken])
+            grouped = gs.Variable(self._name(), a.dtype, [*lead, given_back])
             node.outputs = [grouped]
             apart = self._integers(0, heads * served, -1, 0)
             self.graph.nodes.append(gs.Node("Reshape", made.name, {}, [grouped, apart], [made]))

@@ -104,7 +104,7 @@ def apart(nodes: dict[str, onnx.NodeProto], constants: dict[str, np.ndarray[Any,
     _, groups, *_ = constants["split"]
     constants["of heads"] = np.array([0, heads, -1, 0])
     constants["below"] = np.array([0, groups, -1, 0])
-    constants["joined"] = constants["of heads"]
+    constants["joined"], constants["split"] = constants["of heads"], constants["below"]
     parted = helper.make_node("Reshape", ["product", "of heads"], ["parted"], "parted")
     grouped = helper.make_node("Reshape", ["weights", "below"], ["grouped"], "grouped")
     nodes["scaled"].input[0], nodes["scores"].input[1] = "parted", "where"

@@ -193,8 +193,9 @@ class _Matcher:
             return None
         if groups != also or heads % groups or repeats not in (None, heads // groups):
             return None
+        starts = [0, groups, -1, width], [0, groups, -1, 0]
         ends = [0, heads, -1, wide], [0, heads, -1, 0]
-        if grouped and (sizes != [0, groups, -1, width] or after not in ends):
+        if grouped and (sizes not in starts or after not in ends):
             return None
         return _Attention(query, key, value, seen, scale, element, output)
 
