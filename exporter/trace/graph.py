@@ -32,8 +32,10 @@ from linexport.trace import branch_copies
 from linexport.trace.decompositions import (
     cummax,
     cumprod,
+    floor_division,
     idle_squeezes,
     integer_promotion,
+    near_zero,
     softmax_attention,
     symbolic_padding,
     triangular_inverse,
@@ -90,6 +92,7 @@ def to_graph(
     branch_copies.separate(program)
     integer_promotion.promote(program)
     symbolic_padding.write_pads(program)
+    floor_division.write_whole(program)
     idle_squeezes.remove_idle_squeezes(program)
     translations = _translations()
     try:
@@ -186,6 +189,10 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     }
     marks[torch.ops.aten.relu.default] = _relu
     marks |= dict.fromkeys((torch.ops.aten.lerp.Tensor, torch.ops.aten.lerp.Scalar), _lerp)
+    marks[torch.ops.aten.expm1.default] = near_zero.exponential
+    marks[torch.ops.aten.special_expm1.default] = near_zero.exponential
+    marks[torch.ops.aten.log1p.default] = near_zero.logarithm
+    marks[torch.ops.aten.special_log1p.default] = near_zero.logarithm
     marks[torch.ops.aten.cumprod.default] = cumprod.cumulative
     marks[torch.ops.aten.cummax.default] = cummax.maximum
     marks[torch.ops.aten.cummin.default] = cummax.minimum

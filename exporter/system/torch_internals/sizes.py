@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from traceback import FrameSummary
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,6 +85,13 @@ def varies(size: torch.SymInt) -> bool:
     return bool(limits.lower != limits.upper)
 
 
+def may_be_negative(size: Size) -> bool:
+    """Return whether a size, or a difference of sizes, may be below zero."""
+    if isinstance(size, int):
+        return size < 0
+    return bool(_environment(size, "bound_sympy")(expression(size)).lower < 0)
+
+
 def example(size: Symbolic, symbol: Symbol) -> int | None:
     """Return what a symbol is in the example of the trace that a size belongs to."""
     found = _environment(size, "backed_var_to_val").get(symbol)
@@ -125,9 +133,23 @@ def replaced(size: Size, known: Mapping[Symbol, Symbol | int]) -> Size:
     return made
 
 
-def guards(size: torch.SymInt) -> Iterator[TorchInternal]:
-    """Yield what torch saw of the sizes of a trace, as expressions."""
-    yield from (guard.expr for guard in _environment(size, "guards"))
+class Guard(NamedTuple):
+    """Outcome of a comparison of sizes in a trace.
+
+    Attributes:
+        holds: what is so for the sizes of the example, an expression of sympy.
+        place: the innermost line that compares them; None where torch does not say.
+    """
+
+    holds: Any
+    place: FrameSummary | None
+
+
+def guards(size: torch.SymInt) -> Iterator[Guard]:
+    """Yield what torch saw of the sizes of a trace."""
+    for guard in _environment(size, "guards"):
+        place = getattr(guard.sloc, "framework_loc", None)
+        yield Guard(guard.expr, place if isinstance(place, FrameSummary) else None)
 
 
 @contextmanager
