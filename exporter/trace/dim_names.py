@@ -46,9 +46,7 @@ def name_symbols(
     axes: dict[str, set[int]] = {}
     multiples: dict[str, str] = {}
     following: dict[str, tuple[int, str]] = {}
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    given_by_user = [s.arg.name for s in program.graph_signature.input_specs if _is_users(s)]
-    values = [placeholders[name].meta.get("val") for name in given_by_user]
+    values = [node.meta.get("val") for node in user_placeholders(program)]
     plain = {str(size) for value in values for size in getattr(value, "shape", ())}
     for leaf, value in enumerate(values):
         for axis, size in enumerate(getattr(value, "shape", ())):
@@ -94,6 +92,13 @@ def name_symbols(
         name = f"{multiple}*{names[root]}"
         dims[name], sizes[name] = dims[names[root]].times(multiple), multiple * sizes[names[root]]
     return names, dims, sizes
+
+
+def user_placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """Return the nodes of the flattened inputs that the user gives, in order."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    return [placeholders[spec.arg.name] for spec in specs if _is_users(spec)]
 
 
 def limit_to_chunks(
@@ -184,6 +189,15 @@ def _is_tie(dim: torch.export.Dim) -> bool:
 
 def _dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
     """Return the ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
+    return {
+        place: dim
+        for place, dim in marked_dims(spec).items()
+        if isinstance(dim, torch.export.Dim)
+    }
+
+
+def marked_dims(spec: object) -> dict[tuple[int, int], object]:
+    """Return what dynamic_shapes says of dims, by input and axis."""
     leaves: list[Any] = []
 
     def walk(node: object) -> None:
@@ -201,12 +215,7 @@ def _dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
                     walk(value)
 
     walk(spec)
-    return {
-        (leaf, axis): dim
-        for leaf, axes in enumerate(leaves)
-        for axis, dim in axes.items()
-        if isinstance(dim, torch.export.Dim)
-    }
+    return {(leaf, axis): dim for leaf, axes in enumerate(leaves) for axis, dim in axes.items()}
 
 
 def _finite(limit: object, unit: int) -> int | None:

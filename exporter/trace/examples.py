@@ -68,21 +68,21 @@ def _of_tensor(
     if any(not isinstance(axis, int) for axis in dims):
         return None
     for axis, dim in dims.items():
-        unit = _unit(dim)
+        unit = unit_of(dim)
         length = lengths.get(value.shape[axis], min(STEPS * unit, value.shape[axis]))
         if unit > 1 and length != value.shape[axis]:
             length = max(2, -(-length // unit)) * unit  # torch fixes what is 1 in the example
-        value = _resized(value, axis, length)
+        value = resized(value, axis, length)
         dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
     return value.contiguous(), dims
 
 
-def _unit(dim: Any) -> int:
+def unit_of(dim: Any) -> int:
     """Return 64 of a dimension 64 n; 1 of another."""
     return int(dim.fn(1)) if hasattr(dim, "root") else 1
 
 
-def _resized(value: Tensor, axis: int, length: int) -> Tensor:
+def resized(value: Tensor, axis: int, length: int) -> Tensor:
     """Return an example of a length, repeated as often as need be."""
     repeated = torch.cat([value] * -(-length // value.shape[axis]), axis)
     return repeated.narrow(axis, 0, length)

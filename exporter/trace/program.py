@@ -26,7 +26,7 @@ from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes
 from linexport.system.torch_internals.exports import LOGS, control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
-from linexport.trace.branches import at_other_length, left_by_next
+from linexport.trace.branches import at_other_sizes, left_by_next, where_not_fixed
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporter_state import exporting
@@ -41,17 +41,23 @@ log = logging.getLogger(__name__)
 TRIED: ContextVar[bool] = ContextVar("TRIED", default=False)
 """True while a model is traced with ``int`` of sizes."""
 
+AT_OTHERS: ContextVar[bool] = ContextVar("AT_OTHERS", default=False)
+"""True while a model is traced at other sizes than those of its example."""
+
 RELATED = re.compile(r"must always be (related|equal)")
 SUGGESTED = re.compile(r"^  (?P<name>\w+) = ((?P<number>\d+)\*)?(?P<root>[^\W\d]\w*)$", re.M)
 """Sentences of torch on two sizes, and the relation that it suggests to write."""
 
 
-def export_program(loaded: LoadedModel, whole: bool = False) -> torch.export.ExportedProgram:
+def export_program(
+    loaded: LoadedModel, whole: bool = False, named: object = None
+) -> torch.export.ExportedProgram:
     """Run ``torch.export`` on the module, or on the decode module that is traced in its place.
 
     Args:
         loaded: the model.
         whole: trace a loop over tokens to its end, though few steps of it were not enough.
+        named: its dynamic shapes with names, where those that are traced have none.
 
     Raises:
         UnsupportedModelError, BuildError: see ``trace``.
@@ -84,7 +90,10 @@ def export_program(loaded: LoadedModel, whole: bool = False) -> torch.export.Exp
                 return sized
             loose = None if counted else _related(loaded, error) or _without_names(loaded, error)
             if loose is not None:
-                return export_program(loose)
+                return export_program(loose, named=named or loaded.dynamic_shapes)
+            moved = None if counted else _where_not_fixed(loaded, error, whole)
+            if moved is not None:
+                return moved
             raise frozen(loaded, error) from error
         said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
@@ -96,9 +105,8 @@ def export_program(loaded: LoadedModel, whole: bool = False) -> torch.export.Exp
     if rolled is None and _is_limited(loaded, program):
         rolled = _of_few_steps(loaded) if _slices(loaded) else None
         rolled = rolled or _of_own_scans(loaded)
-        left = left_by_next(program)
-        if rolled is None and left:
-            rolled = at_other_length(loaded, left, _export)
+        if rolled is None and not counted:
+            return at_other_sizes(loaded, program, _export, named or loaded.dynamic_shapes)
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
@@ -125,6 +133,19 @@ def _of_integer_sizes(loaded: LoadedModel, whole: bool) -> torch.export.Exported
         return None
     finally:
         TRIED.reset(token)
+
+
+def _where_not_fixed(
+    loaded: LoadedModel, error: Exception, whole: bool
+) -> torch.export.ExportedProgram | None:
+    """Trace a model at other sizes than those that its code compares with; None if that fails."""
+    if AT_OTHERS.get():
+        return None
+    token = AT_OTHERS.set(True)
+    try:
+        return where_not_fixed(loaded, _fixed(error), lambda other: export_program(other, whole))
+    finally:
+        AT_OTHERS.reset(token)
 
 
 def _related(loaded: LoadedModel, error: Exception) -> LoadedModel | None:
@@ -221,7 +242,7 @@ def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> b
     _, dims, known = name_symbols(program, loaded.dynamic_shapes)
     if length_warnings(loaded.dynamic_shapes, dims, known):
         return True
-    return bool(left_by_next(program))
+    return left_by_next(program)
 
 
 def frozen(

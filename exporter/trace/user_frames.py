@@ -31,8 +31,9 @@ def _behind(frames: list[FrameSummary], found: list[FrameSummary]) -> list[Frame
     if not found or found[-1] not in frames:
         return []
     after = frames[len(frames) - frames[::-1].index(found[-1]) :]
-    return [
-        f
-        for f in after
-        if not f.filename.startswith((*LIBRARIES, "<")) and not PACKAGES.search(f.filename)
-    ]
+    return [f for f in after if is_users(f.filename)]
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is neither of a library nor of linexport."""
+    return not file.startswith((*LIBRARIES, "<")) and not PACKAGES.search(file)
