@@ -52,6 +52,7 @@ from linexport.parity.routing.near_ties import NearTies, Run, decide, notes
 from linexport.parity.streams.side_by_side import run_side_by_side
 from linexport.parity.streams.splits import BEHIND, LONGEST_CALL
 from linexport.parity.tolerances import STEPS, TOLERANCES, Tolerance
+from linexport.sources.first_run import said_where
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system import memory
 from linexport.system.torch_internals.trees import pytree
@@ -341,7 +342,7 @@ def _references(loaded: LoadedModel, notes: list[str]) -> list[Reference]:
     try:
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
-        notes.append(f"No float64 reference: {error}")
+        notes.append(f"No float64 reference: {said_where(error)}")
     return references
 
 
@@ -372,7 +373,7 @@ def _with_half(
     try:
         outputs = half(inputs)
     except Exception as error:
-        parity.notes.append(f"No {half.name} reference: {str(error).splitlines()[0]}")
+        parity.notes.append(f"No {half.name} reference: {said_where(error)}")
         return expected
     pairs = list(zip(outputs, expected[0].outputs, strict=True))
     beyond = _out_of_range(half.dtype, pairs)

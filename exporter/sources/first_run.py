@@ -205,6 +205,15 @@ def failure(error: Exception, name: str, inputs: str) -> UnsupportedModelError:
     )
 
 
+def said_where(error: BaseException) -> str:
+    """Return the first line of what a model raised, and the line of the user's code."""
+    frame = user_frame(error.__traceback__)
+    said = next(filter(None, str(error).splitlines()), type(error).__name__).strip()
+    # The place may be kept in an artifact, where local folders do not belong.
+    place = f", at {Path(frame.filename).name}:{frame.lineno}: {frame.line}" if frame else ""
+    return f"{said}{place}"
+
+
 @contextmanager
 def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Give the buffers of a module the values again that they had before."""

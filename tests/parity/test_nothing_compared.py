@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,19 @@ def test_an_original_that_fails_in_every_case_is_no_failure_of_the_artifact(
     with pytest.raises(NothingComparedError, match=r"itself fails in float32 .*on its own"):
         converted(nn.Linear(4, 3), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+class OfFloat32(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return x.cumsum(1)
+
+
+def test_an_assertion_without_text_is_named_by_its_line(tmp_path: Path) -> None:
+    found = converted(OfFloat32(), tmp_path / "out")
+    (said,) = [w for w in found.warnings if "fails in float64" in w]
+    line = inspect.getsourcelines(OfFloat32)[1] + 2
+    assert f": AssertionError, at {Path(__file__).name}:{line}: assert x.dtype ==" in said
 
 
 def test_validate_changes_nothing_where_nothing_is_compared(

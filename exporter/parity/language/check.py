@@ -71,6 +71,7 @@ from linexport.parity.routing.choices import recording
 from linexport.parity.routing.near_ties import Decided, Deciding, NearTies, decide, notes, run_alike
 from linexport.parity.streams.side_by_side import run_side_by_side
 from linexport.parity.tolerances import MAX_EXCUSED_SHARE, Tolerance
+from linexport.sources.first_run import said_where
 from linexport.sources.loaded_model import LanguageFacts, LoadedModel
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -185,7 +186,7 @@ def check_parts(whole: ModelUnderTest, parts: SplitModel | None, seed: int) -> P
             if written and _unequal(parity):
                 parity.greedy = greedy([original, second], written)
         except Exception as error:
-            parity.notes.append(f"No {tested.tolerance.second} reference: {error}")
+            parity.notes.append(f"No {tested.tolerance.second} reference: {said_where(error)}")
     parity.notes.extend(notes(parity.ties))
     outcomes = zip(trials, parity.cases, strict=False)
     failed = (t.case for t, c in outcomes if not c.passed and len(t.pieces) == 1)

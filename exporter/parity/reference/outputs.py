@@ -15,6 +15,7 @@ from linexport.parity.noise.float32_error import apart, is_mostly_rounding, is_n
 from linexport.parity.reference.module import Arguments, Reference, run_deciding
 from linexport.parity.routing.near_ties import run_alike
 from linexport.parity.tolerances import Tolerance
+from linexport.sources.first_run import said_where
 
 PATIENCE = 2.0
 """Seconds in float32 above which float64, which takes two or three times that, is left out at
@@ -86,8 +87,10 @@ def run_reference(
         try:
             outputs = reference(inputs)
         except Exception as error:
-            text = f"The original itself fails in {reference.name} at {case.at}: {error}"
-            notes.append(text.splitlines()[0])
+            text = (
+                f"The original itself fails in {reference.name} at {case.at}: {said_where(error)}"
+            )
+            notes.append(text)
             if reference.dtype == torch.float64 and found:
                 references.remove(reference)
             continue

@@ -27,6 +27,7 @@ from linexport.parity.compare import compare_arrays
 from linexport.parity.noise.float32_error import apart
 from linexport.parity.reference.module import Arguments, Reference, feeds
 from linexport.sources.carried_buffers import stepping
+from linexport.sources.first_run import said_where
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ def check_calls(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
                 expected = [original.call(inputs) for original in originals]
             except Exception as error:  # as of a buffer that is full
                 if len(made) < FEWEST:
-                    reason = f"the original fails after {_spell(made)}: {error}"
-                    return StreamingRecord(None, reason.splitlines()[0], worst, tuple(tried))
+                    said = f"the original fails after {_spell(made)}: {said_where(error)}"
+                    return StreamingRecord(None, said, worst, tuple(tried))
                 break
             made.append(_length(tested, call))
             try:
