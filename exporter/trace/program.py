@@ -23,7 +23,7 @@ from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.sources.first_run import buffers_kept, described
 from linexport.sources.loaded_model import LoadedModel
-from linexport.system.torch_internals import sizes
+from linexport.system.torch_internals import sizes, vmaps
 from linexport.system.torch_internals.exports import LOGS, control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
 from linexport.trace.branches import at_other_sizes, left_by_next, where_not_fixed
@@ -268,7 +268,7 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     source, context = step or loaded, (step or loaded).patched
     patched = context() if context else _patched(loaded.module)
     given = source.dynamic_shapes
-    with torch.no_grad(), exporting(), patched, StandIns():
+    with torch.no_grad(), exporting(), patched, StandIns(), vmaps.written_out():
         return torch.export.export(
             source.module,
             source.args,

@@ -58,6 +58,21 @@ torch.library.register_fake("linexport_trace::steps", _fake_steps, lib=library)
 OPERATOR = torch.ops.linexport_trace.steps.default
 
 
+def _steps_of_rows(
+    info: Any, dims: Sequence[Any], steps: Sequence[Tensor], length: Any
+) -> tuple[Tensor, int]:
+    """Mark steps of a function that ``torch.vmap`` runs for each row: those of all rows."""
+    size = info.batch_size
+    rows = [
+        step.expand(size, *step.shape) if dim is None else step.movedim(dim, 0)
+        for step, dim in zip(steps, dims[0], strict=True)
+    ]
+    return OPERATOR(rows, length), 1
+
+
+torch.library.register_vmap("linexport_trace::steps", _steps_of_rows, lib=library)
+
+
 def symbol(steps: Sequence[object], length: object) -> Any:
     """Write marked steps as a node of a graph: the length, then the steps."""
     if not onnx.defs.has(MARK, 1, DOMAIN):
