@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -438,7 +438,7 @@ def _unpack(source: str, result: object) -> _Given:
             "tuple; write (x,) for a single tensor."
         )
     shapes: list[Any]
-    if len(rest) == 1 and _has_tensor(rest[0]) and isinstance(rest[0], dict):
+    if len(rest) == 1 and isinstance(rest[0], dict) and _is_inputs(module, args, rest[0]):
         kwargs, shapes = rest[0], []
     else:
         kwargs, shapes = (rest[0] or {}, rest[1:]) if len(rest) == 2 else ({}, rest)
@@ -454,6 +454,12 @@ def _unpack(source: str, result: object) -> _Given:
     if given.chosen:
         _check_shapes(source, given)
     return given
+
+
+def _is_inputs(module: LibraryObject, args: Positional, given: Mapping[object, object]) -> bool:
+    """Return whether a dict has inputs by name: a tensor, or parameters that args do not fill."""
+    parameters = [*inspect.signature(module.forward).parameters]
+    return _has_tensor(given) or (bool(given) and {*given} <= {*parameters[len(args) :]})
 
 
 def _has_tensor(value: object) -> bool:
@@ -520,7 +526,7 @@ def _dims(given: _Given, runs: Runs, one_batch: str | None) -> DefaultDims:
     """Return the examples with the dims of the factory, else with those that are usual."""
     if not given.chosen:
         return default_dims(given.examples, runs, one_batch)
-    shapes = tied(given.examples, _as_dims(_by_position(given)), runs)
+    shapes = tied(given.examples, _as_dims(_whole(_by_position(given), given.examples)), runs)
     spec = tuple(shapes.values()) if isinstance(shapes, dict) else shapes
     return DefaultDims(repeat_ones_where(given.examples, spec), shapes, ())
 
@@ -534,9 +540,30 @@ def _by_position(given: _Given) -> Any:
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     first = [p.name for p in parameters if p.kind in plain][: len(given.args)]
     names = [*first, *given.kwargs]
-    if len(names) != len(given.examples) or set(shapes) != set(names):
+    if len(names) != len(given.examples):
         return shapes  # torch says what is wrong with it
-    return tuple(shapes[name] for name in names)
+    numbers = {
+        name
+        for name, value in zip(names, given.examples, strict=True)
+        if name not in shapes and not _has_tensor(value)
+    }
+    if {*shapes} | numbers != {*names}:
+        return shapes
+    return tuple(shapes.get(name) for name in names)
+
+
+def _whole(shapes: Any, examples: Positional) -> Any:
+    """Return an entry for each number of a pair, say, of which none varies, as torch has it."""
+    from linexport.system.torch_internals.trees import pytree
+
+    if not isinstance(shapes, tuple | list) or len(shapes) != len(examples):
+        return shapes
+    return tuple(
+        pytree.tree_map(lambda _: None, value)
+        if entry is None and isinstance(value, tuple | list | dict)
+        else entry
+        for entry, value in zip(shapes, examples, strict=True)
+    )
 
 
 def _as_dims(shapes: object) -> Any:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from linexport.errors import UnsupportedModelError
-from linexport.sources.first_run import buffers_kept, outputs_on
+from linexport.sources.first_run import buffers_kept, described, outputs_on, said_where
 from linexport.sources.kept_inputs import copies
 from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes
@@ -53,6 +53,14 @@ LARGEST_MULTIPLE = 64
 
 MULTIPLES = range(2, 10)
 """Multiples of a number at which branches are looked at."""
+
+
+NEXT, LAST, TWICE = (
+    lambda size, unit: size + unit,
+    lambda size, unit: size - unit,
+    lambda size, unit: 2 * size,
+)
+"""Other sizes than one, of which only multiples of a unit vary."""
 
 Point = dict[Symbol, int]
 """Sizes by their symbols."""
@@ -212,8 +220,8 @@ def where_not_fixed(
         export: traces a model.
     """
     tried = _Tried(loaded)
-    for step in (1, -1):
-        other = _moved(loaded, fixed, step)
+    for to in (NEXT, LAST):
+        other = _moved(loaded, fixed, to)
         if not tried.add([other]):
             continue
         try:
@@ -228,7 +236,30 @@ def where_not_fixed(
     return None
 
 
-def _moved(loaded: LoadedModel, fixed: Collection[int], step: int) -> LoadedModel:
+def fails_at_others(loaded: LoadedModel, fixed: Collection[int]) -> str:
+    """Return how a model itself fails at the next sizes, and at twice as many; "" if it does not.
+
+    Args:
+        loaded: the model.
+        fixed: the sizes of the example that torch fixes.
+    """
+    said = ""
+    for to in (TWICE, LAST, NEXT):
+        other = _moved(loaded, fixed, to)
+        try:
+            with torch.no_grad(), control_flow_as_it_is(), buffers_kept(other.module):
+                args, kwargs = copies((other.args, other.kwargs))
+                other.module(*args, **kwargs)
+        except Exception as error:
+            said = f"on {described(other.module, other.args, other.kwargs)}: {said_where(error)}"
+        else:
+            return ""
+    return said
+
+
+def _moved(
+    loaded: LoadedModel, fixed: Collection[int], to: Callable[[int, int], int]
+) -> LoadedModel:
     """Return a model whose dynamic sizes are others where they are some."""
     leaves, structure = pytree.tree_flatten((loaded.args, loaded.kwargs))
     for (place, axis), dim in marked_dims(loaded.dynamic_shapes).items():
@@ -236,7 +267,7 @@ def _moved(loaded: LoadedModel, fixed: Collection[int], step: int) -> LoadedMode
         dynamic = dim is not None and dim != torch.export.Dim.STATIC
         if not dynamic or not isinstance(leaf, Tensor) or leaf.shape[axis] not in fixed:
             continue
-        size = leaf.shape[axis] + step * unit_of(dim)
+        size = to(leaf.shape[axis], unit_of(dim))
         leaves[place] = resized(leaf, axis, size).contiguous() if size > 1 else leaf
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     return replace(loaded, args=args, kwargs=kwargs)

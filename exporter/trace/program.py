@@ -26,7 +26,7 @@ from linexport.sources.loaded_model import LoadedModel
 from linexport.system.torch_internals import sizes, vmaps
 from linexport.system.torch_internals.exports import LOGS, control_flow_as_it_is
 from linexport.system.torch_internals.trees import pytree
-from linexport.trace.branches import at_other_sizes, left_by_next, where_not_fixed
+from linexport.trace.branches import at_other_sizes, fails_at_others, left_by_next, where_not_fixed
 from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporter_state import exporting
@@ -94,7 +94,8 @@ def export_program(
             moved = None if counted else _where_not_fixed(loaded, error, whole)
             if moved is not None:
                 return moved
-            raise frozen(loaded, error) from error
+            itself = "" if counted else fails_at_others(loaded, _fixed(error))
+            raise frozen(loaded, error, itself=itself) from error
         said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
             f"torch.export cannot trace the model: {said}{_own_failure(loaded, said)}"
@@ -246,9 +247,16 @@ def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> b
 
 
 def frozen(
-    loaded: LoadedModel, error: Exception | None = None, reason: str = ""
+    loaded: LoadedModel, error: Exception | None = None, reason: str = "", itself: str = ""
 ) -> UnsupportedModelError:
-    """Return the error of a model whose code fixes a dimension, and the reason it is fixed."""
+    """Return the error of a model whose code fixes a dimension, and the reason it is fixed.
+
+    Args:
+        loaded: the model.
+        error: of its trace; None to trace it again.
+        reason: a sentence more.
+        itself: how the model itself fails at other sizes.
+    """
     counted: list[capture.TracedCount] = []
     if error is None:
         try:
@@ -257,7 +265,7 @@ def frozen(
         except Exception as found:
             error = found
     if error is not None:
-        message = _frozen_message(lambda: _export(loaded), error, loaded.unclear_dims)
+        message = _frozen_message(lambda: _export(loaded), error, loaded.unclear_dims, itself)
     else:
         message = _frozen_loop(counted[0]) if counted else ""
     return UnsupportedModelError("\n".join(filter(None, [message, reason])))
@@ -451,7 +459,9 @@ class _FreezeProbe(logging.Handler):
                 self.lines.append(f"{frame.filename}:{frame.lineno}: {frame.line}")
 
 
-def _frozen_message(export: Callable[[], object], error: Exception, unclear: Sequence[str]) -> str:
+def _frozen_message(
+    export: Callable[[], object], error: Exception, unclear: Sequence[str], itself: str
+) -> str:
     log = logging.getLogger(LOGS["sizes"])
     probe, saved = _FreezeProbe(), (log.handlers, log.level, log.propagate)
     log.handlers, log.propagate = [probe], False
@@ -464,7 +474,8 @@ def _frozen_message(export: Callable[[], object], error: Exception, unclear: Seq
         log.setLevel(saved[1])
     detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
     detail = detail or re.search(r"- (Not all values of .*)", str(error))
-    return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines, unclear)
+    what = detail.group(1) if detail else error_summary(error)
+    return _frozen_text(what, probe.lines, unclear, itself)
 
 
 def _frozen_loop(counted: capture.TracedCount) -> str:
@@ -481,7 +492,9 @@ def _frozen_loop(counted: capture.TracedCount) -> str:
     )
 
 
-def _frozen_text(what: str, lines: Sequence[str], unclear: Sequence[str] = ()) -> str:
+def _frozen_text(
+    what: str, lines: Sequence[str], unclear: Sequence[str] = (), itself: str = ""
+) -> str:
     where = "".join(f"\n  {line}" for line in dict.fromkeys(lines))
     message = (
         "The export would freeze a dimension that should be dynamic: "
@@ -489,6 +502,12 @@ def _frozen_text(what: str, lines: Sequence[str], unclear: Sequence[str] = ()) -
     )
     if unclear:
         return f"{message}{'; '.join(unclear)}."
+    if itself:
+        return (
+            f"{message}The model itself fails at others, {itself}. Compute its sizes from the "
+            "shapes of inputs, as x.shape[2], or leave the dimension out: give it no name in "
+            "--input, or no entry in dynamic_shapes."
+        )
     return message + (
         "A Python loop over tokens or chunks, a table of one length, or int(x.shape[1]) does "
         "this. Use linexport.models.functional.linear_attention for the recurrence, index tables "

@@ -15,6 +15,7 @@ import linexport
 from linexport.errors import UsageError
 from linexport.sources import load_model
 from linexport.sources.factory import load_module
+from linexport.trace.program import export_program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,6 +103,29 @@ def test_a_dict_with_a_tensor_is_kwargs_and_any_other_is_dynamic_shapes() -> Non
     loaded = of(Masked(), (x,), {"x": dims})
     assert not loaded.kwargs and loaded.dynamic_shapes == (dims,)
     assert of(Masked(), (x,), None).dynamic_shapes is None
+
+
+class Shifted(nn.Module):
+    """Tokens of an image whose height and width are numbers, as Vision-RWKV takes them."""
+
+    def forward(self, x: Tensor, resolution: tuple[int, int] = (1, 1)) -> Tensor:
+        """(B, T, D)."""
+        image = x.mT.reshape(x.shape[0], x.shape[2], *resolution)
+        return torch.nn.functional.pad(image[..., :-1], (1, 0)).flatten(2).mT + x.mean(1, True)
+
+
+def test_numbers_that_the_other_arguments_leave_out_are_kwargs() -> None:
+    loaded = of(Shifted(), (torch.randn(2, 6, 4),), {"resolution": (2, 3)})
+    assert loaded.args[1:] == ((2, 3),) and loaded.dynamic_shapes[1] == (None, None)
+
+
+@pytest.mark.parametrize("shapes", [{"x": {0: "batch"}}, ({0: "batch"}, None)])
+def test_numbers_need_no_dynamic_shapes(shapes: object) -> None:
+    x, given = torch.randn(2, 6, 4), {"resolution": (2, 3)}
+    loaded = of(Shifted(), (x,), given, shapes)
+    program = export_program(loaded).module()
+    x = torch.randn(5, 6, 4)
+    torch.testing.assert_close(program(x, (2, 3)), Shifted()(x, (2, 3)))
 
 
 def test_arguments_by_name_that_have_a_place_are_taken_by_it() -> None:

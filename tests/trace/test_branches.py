@@ -166,3 +166,15 @@ def test_the_multiples_that_the_error_names_convert() -> None:
     shapes = ({0: Dim("batch"), 1: CHUNK * Dim("time")},)
     traced = model(Different(), torch.randn(2, 4 * CHUNK, 3), shapes)
     equal_at(Different(), traced, [(1, CHUNK, 3), (3, 7 * CHUNK, 3)])
+
+
+def test_a_model_that_fails_at_other_sizes_itself_is_told_so() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.unflatten(1, (4, 4)).flip(1).flatten(1, 2)
+
+    with pytest.raises(UnsupportedModelError) as error:
+        export_program(loaded(Fixed(), 16))
+    said = str(error.value)
+    assert "fails at others, on x (2, 17, 3) float32" in said and "unflatten" in said
+    assert "leave the dimension out" in said and "loop over tokens" not in said
