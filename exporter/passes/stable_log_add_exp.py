@@ -1,7 +1,8 @@
-"""Log(Exp(a) + Exp(b)) -> Max(a, b) + Softplus(-|a - b|).
+"""Log(Exp(a) + Exp(b)) -> Max(a, b) + Softplus(-|a - b|), or Softplus(b) where a is 0.
 
 PyTorch's ``logaddexp`` is exported as the first: infinite from 89 on and -inf below -104, where
-gates that are divided by their sum in log space, f - logaddexp(f, i), become NaN.
+gates that are divided by their sum in log space, f - logaddexp(f, i), become NaN. Exp of a number
+is that number there: Zipformer's logaddexp(0, x - 4) is Log(1 + Exp(x - 4)).
 """
 
 from __future__ import annotations
@@ -26,16 +27,30 @@ def run(graph: gs.Graph) -> PassResult:
 def _arguments(graph: gs.Graph, node: gs.Node) -> list[gs.Tensor] | None:
     """Return a and b."""
     total = producer(node.inputs[0], "Add") if node.op == "Log" and node.inputs else None
-    exps = [] if total is None else [producer(x, "Exp") for x in total.inputs]
-    found = [exp.inputs[0] for exp in exps if exp is not None]
-    if len(found) != 2:
+    terms = [] if total is None else [_logarithm(x, node.name) for x in total.inputs]
+    found = [x for x in terms if x is not None]
+    if len(found) != 2 or all(isinstance(x, gs.Constant) for x in found):
         return None
     if node.outputs[0].dtype not in (np.float32, np.float16):
         raise NoMatchError("its type is not known, or neither float32 nor float16")
     return found
 
 
+def _logarithm(term: gs.Tensor, name: str) -> gs.Tensor | None:
+    """Return a of Exp(a), or of a constant that is Exp(a)."""
+    exp = producer(term, "Exp")
+    if exp is not None:
+        return exp.inputs[0]
+    if not isinstance(term, gs.Constant) or not (term.values > 0).all():
+        return None
+    return gs.Constant(f"{name}/logarithm", np.asarray(np.log(term.values)))
+
+
 def _rewrite(graph: gs.Graph, node: gs.Node, found: list[gs.Tensor]) -> None:
+    constant = next((x for x in found if isinstance(x, gs.Constant)), None)
+    if constant is not None and constant.values.ndim == 0 and constant.values == 0:
+        node.op, node.inputs = "Softplus", [x for x in found if x is not constant]
+        return
     (result,) = node.outputs
     made = list[gs.Node]()
 

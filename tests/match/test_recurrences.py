@@ -56,8 +56,10 @@ def rewritten(program: torch.export.ExportedProgram) -> onnx.ModelProto:
         (F.logsigmoid, 200.0),
         (lambda x: x.logcumsumexp(1), 300.0),
         (lambda x: torch.logaddexp(x, x.roll(7, 1) - 1), 300.0),
+        (lambda x: torch.logaddexp(torch.tensor(0.0), x - 4), 300.0),
+        (lambda x: torch.logaddexp(x, torch.tensor([-2.0, 3.0])), 300.0),
     ],
-    ids=["logsigmoid", "logcumsumexp", "logaddexp"],
+    ids=["logsigmoid", "logcumsumexp", "logaddexp", "logaddexp of 0", "logaddexp of numbers"],
 )
 def test_logarithms_are_right_where_plain_exports_are_infinite(
     function: object, scale: float, tmp_path: Path
