@@ -372,7 +372,7 @@ def _advice(branches: Branches, symbols: Sequence[Symbol], names: Mapping[str, s
     units = {symbol: unit for symbol in symbols if (unit := _unit(branches, symbol))}
     if not units:
         return "Compute both cases, and choose with torch.where, or give such sizes no name."
-    sizes_of = [f"{names[str(s)]}={-(-branches.at[s] // n)}*{n}" for s, n in units.items()]
+    sizes_of = [f"{names[str(s)]}={n}*{-(-branches.at[s] // n)}" for s, n in units.items()]
     return (
         f"Multiples take one branch: write {' and '.join(sizes_of)} in --input, or "
         f"{next(iter(units.values()))} * torch.export.Dim(...) in dynamic_shapes."

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from linexport.system.torch_internals.exports import LOGS, without_fake_cache
+from linexport.system.torch_internals.exports import LOGS, unsolved_left_open, without_fake_cache
 from linexport.trace import user_frames
 
 
@@ -31,6 +31,7 @@ def exporting() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             without_fake_cache(),
+            unsolved_left_open(),
             user_frames.kept(),
             _own_events(),
         ):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -104,12 +105,20 @@ SCAN = Internal(
     "traces scans of PyTorch as loops over tokens",
     "torch traces them as trees, for one length",
 )
+SOLVER = Internal(
+    "torch.fx.experimental.symbolic_shapes",
+    "DimConstraints.solve",
+    "traces models with relations of sizes that sympy cannot solve",
+    "such models cannot be traced",
+)
 FAKE_TENSOR = Internal(
     "torch._subclasses.fake_tensor", "FakeTensor", "computes the shapes of nodes it writes"
 )
 DISPATCHER = Internal(
     "torch._dispatch.python", "enable_python_dispatcher", "computes the shapes of nodes it writes"
 )
+
+log = logging.getLogger(__name__)
 
 LOGS = {
     "sizes": "torch.fx.experimental.symbolic_shapes",
@@ -254,6 +263,27 @@ def without_fake_cache() -> Iterator[None]:
     """
     found = FAKE_CACHE.find()
     with nullcontext() if found is None else _config().patch(fake_tensor_cache_enabled=False):
+        yield
+
+
+@contextmanager
+def unsolved_left_open() -> Iterator[None]:
+    """Leave relations of sizes open that torch asks sympy to solve, and sympy cannot.
+
+    Such as that of every second token of every second, beside that of a convolution's. torch looks
+    for sizes that it would have to fix; the comparison with the original shows whether it has.
+    """
+
+    def change(original: Callable[[object], None]) -> Callable[[object], None]:
+        def solve(constraints: object) -> None:
+            try:
+                original(constraints)
+            except NotImplementedError as error:
+                log.info("a relation of sizes is not solved: %s", error)
+
+        return solve
+
+    with _replaced(SOLVER, change):
         yield
 
 
