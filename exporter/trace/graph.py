@@ -37,6 +37,7 @@ from linexport.trace.decompositions import (
     integer_promotion,
     near_zero,
     softmax_attention,
+    stable_sort,
     symbolic_padding,
     triangular_inverse,
 )
@@ -193,6 +194,7 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     marks[torch.ops.aten.special_expm1.default] = near_zero.exponential
     marks[torch.ops.aten.log1p.default] = near_zero.logarithm
     marks[torch.ops.aten.special_log1p.default] = near_zero.logarithm
+    marks[torch.ops.aten.sort.stable] = stable_sort.in_order
     marks[torch.ops.aten.cumprod.default] = cumprod.cumulative
     marks[torch.ops.aten.cummax.default] = cummax.maximum
     marks[torch.ops.aten.cummin.default] = cummax.minimum
