@@ -189,3 +189,49 @@ class MegaEma(nn.Module):
         k_f, u_f = torch.fft.rfft(kernel, n=2 * T), torch.fft.rfft(u, n=2 * T)
         y = torch.fft.irfft(u_f * k_f, n=2 * T)[..., :T]
         return F.silu(y.transpose(1, 2) + x * self.omega)
+
+
+def _joined(first, second):
+    return second[0] * first[0], second[0] * first[1] + second[1]
+
+
+def _scanned(elements):
+    """Return all prefixes of an associative operator, as S5's port of JAX's scan has it."""
+    count = elements[0].shape[0]
+    if count < 2:
+        return elements
+    pairs = _joined([e[:-1:2] for e in elements], [e[1::2] for e in elements])
+    odd = _scanned(pairs)
+    before = [e[:-1] for e in odd] if count % 2 == 0 else odd
+    even = _joined(before, [e[2::2] for e in elements])
+    found = []
+    for element, evens, odds in zip(elements, even, odd, strict=True):
+        whole = element.new_zeros(element.shape)
+        whole[::2], whole[1::2] = torch.cat([element[:1], evens]), odds
+        found.append(whole)
+    return found
+
+
+@stranger("streams")
+class S5Vmapped(nn.Module):
+    """S5: one sequence at a time below vmap, its complex states by a recursive scan."""
+
+    def __init__(self, d=WIDTH, n=6):
+        super().__init__()
+        rate = torch.complex(torch.full((n,), -0.5), math.pi * torch.arange(n))
+        self.rate = nn.Parameter(torch.view_as_real(rate))
+        self.B = nn.Parameter(torch.randn(n, d, 2) / d**0.5)
+        self.C = nn.Parameter(torch.randn(d, n, 2) / n**0.5)
+        self.D, self.log_step = nn.Parameter(torch.rand(d)), nn.Parameter(-1 - 2 * torch.rand(n))
+
+    def row(self, u, decay, B, C):
+        """(T, D) -> (T, D)."""
+        added = torch.vmap(lambda x: B @ x.to(B.dtype))(u)
+        _, states = _scanned([decay.tile(u.shape[0], 1), added])
+        return torch.vmap(lambda s: (C @ s).real)(states) + torch.vmap(lambda x: self.D * x)(u)
+
+    def forward(self, x):
+        rate, B, C = map(torch.view_as_complex, (self.rate, self.B, self.C))
+        decay = torch.exp(rate * self.log_step.exp())
+        B = ((decay - 1) / rate)[:, None] * B
+        return torch.vmap(lambda u: self.row(u, decay, B, C))(x)
