@@ -91,10 +91,11 @@ def export_program(
             loose = None if counted else _related(loaded, error) or _without_names(loaded, error)
             if loose is not None:
                 return export_program(loose, named=named or loaded.dynamic_shapes)
-            moved = None if counted else _where_not_fixed(loaded, error, whole)
+            # A loop that is traced to its end is as long at the next sizes, and fixes them as well.
+            moved = None if counted or whole else _where_not_fixed(loaded, error)
             if moved is not None:
                 return moved
-            itself = "" if counted else fails_at_others(loaded, _fixed(error))
+            itself = "" if counted or whole else fails_at_others(loaded, _fixed(error))
             raise frozen(loaded, error, itself=itself) from error
         said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
@@ -136,15 +137,13 @@ def _of_integer_sizes(loaded: LoadedModel, whole: bool) -> torch.export.Exported
         TRIED.reset(token)
 
 
-def _where_not_fixed(
-    loaded: LoadedModel, error: Exception, whole: bool
-) -> torch.export.ExportedProgram | None:
+def _where_not_fixed(loaded: LoadedModel, error: Exception) -> torch.export.ExportedProgram | None:
     """Trace a model at other sizes than those that its code compares with; None if that fails."""
     if AT_OTHERS.get():
         return None
     token = AT_OTHERS.set(True)
     try:
-        return where_not_fixed(loaded, _fixed(error), lambda other: export_program(other, whole))
+        return where_not_fixed(loaded, _fixed(error), export_program)
     finally:
         AT_OTHERS.reset(token)
 
