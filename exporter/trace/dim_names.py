@@ -190,9 +190,7 @@ def _is_tie(dim: torch.export.Dim) -> bool:
 def _dims(spec: object) -> dict[tuple[int, int], torch.export.Dim]:
     """Return the ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     return {
-        place: dim
-        for place, dim in marked_dims(spec).items()
-        if isinstance(dim, torch.export.Dim)
+        place: dim for place, dim in marked_dims(spec).items() if isinstance(dim, torch.export.Dim)
     }
 
 
