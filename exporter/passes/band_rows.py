@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -126,6 +127,27 @@ class _Bands:
             self.graph.nodes += writer.nodes
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """A band as it is, and with rows of the past, with what both are run on.
+
+    Attributes:
+        writer: has written the second.
+        before: nodes of the first, and of its masks.
+        columns: what it reads of each key.
+        others: what else both read.
+        values: numbers for these.
+        lengths: of pieces of the sequence.
+    """
+
+    writer: BandWriter
+    before: Sequence[gs.Node]
+    columns: Sequence[gs.Tensor]
+    others: Sequence[gs.Tensor]
+    values: Mapping[str, np.ndarray]
+    lengths: Sequence[int]
+
+
 class _Proof:
     """Bands run as they are, on a whole sequence, and with rows of the past, on pieces of it."""
 
@@ -142,45 +164,67 @@ class _Proof:
         band, rows = writer.band, writer.band.rows
         before = self._with_masks(band)
         columns = [c.tensor for c in band.columns.values()]
+        real = [] if writer.real is None else [writer.real]
         made = {t.name for t in [*columns, *writer.seen.values()]}
         given = inputs_of(before, writer.nodes)
-        real = [] if writer.real is None else [writer.real]
         others = [t for t in given if t.name not in made and not any(t is r for r in real)]
+        # Pieces shorter and longer than the rows of the past.
         lengths = [self.sizes.whole(n) for n in (1, rows // 2 + 1, 1, 7, rows + 2)]
-        tensors = [*columns, *others]
+        values = self._values(band, [*columns, *others], sum(lengths))
+        if values is None:
+            log.info("%s is not run: its values of pairs are too large", band.nodes[-1].name)
+            return
+        sides = _Sides(writer, before, columns, others, values, lengths)
+        for end in (o for n in band.nodes for o in n.outputs if not self.sizes.is_pair(o)):
+            whole, parts = self._run(sides, end)
+            axis = self.sizes.axis(end)
+            if axis is None or not nearly_equal(np.concatenate(parts, axis), whole):
+                raise NotAttentionError(f"{end.name} differs in pieces of {lengths} tokens")
+
+    def _values(
+        self, band: Band, tensors: Sequence[gs.Tensor], length: int
+    ) -> dict[str, np.ndarray] | None:
+        """Return numbers for a sequence of some length; None where arrays would be too large.
+
+        Raises:
+            NotAttentionError: a size is not known.
+        """
         if any(stated_sizes(t) is None or t.dtype is None for t in tensors):
             raise NotAttentionError("the sizes of what it reads are not known")
-        symbols = self.sizes.at(sum(lengths), tensors)
+        symbols = self.sizes.at(length, tensors)
+        pairs = [o for n in band.nodes for o in n.outputs if self.sizes.is_pair(o)]
         try:
             shapes = {t.name: shape_at(t, symbols) for t in tensors}
-            pairs = [o for n in band.nodes for o in n.outputs if self.sizes.is_pair(o)]
             sizes = [shape_at(t, symbols) for t in pairs]
         except NotRunnableError as error:
             raise NotAttentionError(str(error)) from None
         if any(math.prod(shape) > LARGEST for shape in [*shapes.values(), *sizes]):
-            log.info("%s is not run: its values of pairs are too large", band.nodes[-1].name)
-            return
-        random = np.random.default_rng(rows)
-        values = {t.name: numbers(random, shapes[t.name], t.dtype) for t in tensors}
-        ends = [o for n in band.nodes for o in n.outputs if not self.sizes.is_pair(o)]
-        for end in ends:
-            try:
-                one = session([*columns, *others], before, end, self._imports)
-                many = session(
-                    [*writer.seen.values(), *real, *others], writer.nodes, end, self._imports
-                )
-                (whole,) = one.run(None, values)
-                parts = [
-                    many.run(None, self._fed(writer, others, values, a, b))[0]
-                    for a, b in itertools.pairwise([0, *itertools.accumulate(lengths)])
-                ]
-            except NotRunnableError as error:
-                raise NotAttentionError(str(error)) from None
-            except Exception as error:
-                raise NotAttentionError(str(error).strip().splitlines()[0]) from None
-            axis = self.sizes.axis(end)
-            if axis is None or not nearly_equal(np.concatenate(parts, axis), whole):
-                raise NotAttentionError(f"{end.name} differs in pieces of {lengths} tokens")
+            return None
+        random = np.random.default_rng(band.rows)
+        return {t.name: numbers(random, shapes[t.name], t.dtype) for t in tensors}
+
+    def _run(self, sides: _Sides, end: gs.Tensor) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return a value of a whole sequence, and of each of its pieces with rows of the past.
+
+        Raises:
+            NotAttentionError: a side does not run on its own.
+        """
+        writer, others = sides.writer, sides.others
+        real = [] if writer.real is None else [writer.real]
+        seen = [*writer.seen.values(), *real, *others]
+        try:
+            one = session([*sides.columns, *others], sides.before, end, self._imports)
+            many = session(seen, writer.nodes, end, self._imports)
+            (whole,) = one.run(None, sides.values)
+            parts = [
+                many.run(None, self._fed(writer, others, sides.values, a, b))[0]
+                for a, b in itertools.pairwise([0, *itertools.accumulate(sides.lengths)])
+            ]
+        except NotRunnableError as error:
+            raise NotAttentionError(str(error)) from None
+        except Exception as error:
+            raise NotAttentionError(str(error).strip().splitlines()[0]) from None
+        return whole, parts
 
     def _with_masks(self, band: Band) -> list[gs.Node]:
         """Return the nodes of a band, with those that compute its masks."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_graphsurgeon as gs
 
@@ -72,41 +73,92 @@ def run(graph: gs.Graph) -> PassResult:
     return PassResult(sunk or parted or again)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The body of a Scan, which computes one step.
+
+    Attributes:
+        body: of the Scan.
+        states: the number of its states.
+        dependence: says which values depend on states.
+        shapes: of its inputs, and of what is found of its values while nodes are gone through.
+    """
+
+    body: gs.Graph
+    states: int
+    dependence: StepStates
+    shapes: dict[str, Shape]
+
+    @classmethod
+    def of(cls, scan: gs.Node) -> _Step | None:
+        """Return the step of a Scan; None of other nodes, or where shapes are not known."""
+        if scan.op != "Scan" or has_directions(scan):
+            return None
+        body = scan.attrs["body"]
+        states = len(body.inputs) - scan.attrs["num_scan_inputs"]
+        shapes: dict[str, Shape] = {
+            t.name: list(t.shape) for t in body.inputs if t.shape is not None
+        }
+        if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
+            return None
+        return cls(body, states, StepStates(body, body.inputs[:states], sizes=True), shapes)
+
+    @cached_property
+    def tokens(self) -> set[str]:
+        """Names of what it is given of the tokens."""
+        return {t.name for t in self.body.inputs[self.states :]}
+
+    @cached_property
+    def made(self) -> set[str]:
+        """Names of what it computes."""
+        return {o.name for n in self.body.nodes for o in n.outputs}
+
+    def leaving(self) -> list[gs.Node] | None:
+        """Return the nodes that can leave, in order; None where one has to that cannot."""
+        kept = {id(n) for n in nodes_behind(self.body.outputs[: self.states])}
+        within, left, chosen = self.made | self.shapes.keys(), set[str](), list[gs.Node]()
+        for node in self.body.nodes:
+            known = leaves(node, within, self.shapes, outer=True)
+            if not known:
+                written = {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
+                self.shapes.update(written)
+            if not any(map(self.dependence.states_of, node.inputs)):
+                continue
+            may = known and id(node) not in kept
+            # A reader of what has left comes after it.
+            must = any(t.name in left for t in node.inputs)
+            if must and not may:
+                return None
+            if may and (must or self._is_reason(node)):
+                chosen.append(node)
+                left |= {o.name for o in node.outputs}
+        return chosen
+
+    def _is_reason(self, node: gs.Node) -> bool:
+        """Return whether recognition does not follow a node that reads states."""
+        square = node.op == "Mul" and all(map(self.dependence.states_of, node.inputs))
+        return (
+            square
+            or node.op in PROJECTIONS
+            or _begins_function(node)
+            or _puts_together(node)
+            or _divides_by_more(node, self.dependence, self.made | self.tokens)
+        )
+
+
 def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     """Return what can leave a Scan; None where nothing can, or too much would cross over."""
-    if scan.op != "Scan" or has_directions(scan):
+    step = _Step.of(scan)
+    chosen = step.leaving() if step is not None else None
+    if step is None or not chosen:
         return None
-    body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
-    states = len(body.inputs) - count
-    shapes: dict[str, Shape] = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
-    if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
+    shapes, within = step.shapes, step.made | step.shapes.keys()
+    outside = {o.name for n in chosen for o in n.outputs} | step.tokens
+    read = {t.name: t for n in chosen for t in n.inputs if t.name in within}
+    crossing = [t for name, t in read.items() if name not in outside]
+    if any(t.name not in shapes for t in crossing):
         return None
-    kept = {id(n) for n in nodes_behind(body.outputs[:states])}
-    step = StepStates(body, body.inputs[:states], sizes=True)
-    made = {o.name for n in body.nodes for o in n.outputs}
-    tokens = {t.name for t in body.inputs[states:]}
-    within, leaving, chosen = made | shapes.keys(), set[str](), list[gs.Node]()
-    for node in body.nodes:
-        reads = {t.name for t in node.inputs}
-        known = leaves(node, within, shapes, outer=True)
-        if not known:
-            shapes |= {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
-        if any(map(step.states_of, node.inputs)):
-            square = node.op == "Mul" and all(map(step.states_of, node.inputs))
-            reason = (
-                square or node.op in PROJECTIONS or _begins_function(node) or _puts_together(node)
-            )
-            reason = reason or _divides_by_more(node, step, made | tokens)
-            if reads & leaving and (not known or id(node) in kept):
-                return None
-            if reads & leaving or (reason and known and id(node) not in kept):
-                chosen.append(node)
-                leaving |= {o.name for o in node.outputs}
-    read = {t.name: t for n in chosen for t in n.inputs if t.name in made | shapes.keys()}
-    crossing = [t for name, t in read.items() if name not in leaving | tokens]
-    given = [*body.inputs[states:], *body.outputs[states:]]
-    if not chosen or any(t.name not in shapes for t in crossing):
-        return None
+    given = [*step.body.inputs[step.states :], *step.body.outputs[step.states :]]
     if numbers_in(crossing, shapes) > numbers_in(given, shapes):
         return None
     return _Plan(chosen, crossing, shapes)

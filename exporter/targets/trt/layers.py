@@ -35,6 +35,7 @@ from linexport.plugins.kernels.plans.attention_layer import (
 )
 from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERANDS
 from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 from linexport.plugins.ops.op import DOMAIN, Node, name_overload
 from linexport.plugins.ops.registry import linexport_nodes
 from linexport.targets.base import DTYPES, Options
@@ -144,6 +145,33 @@ class _Layer:
         return contract.describe_layer(self.plan, inputs, outputs, dtype, options.sms)
 
 
+@dataclass(frozen=True)
+class _Operands:
+    """Operands of an attention as expressions of tensors of the graph.
+
+    Attributes:
+        reader: has read them.
+        expressions: by operand; those that are tensors as the graph has them are left out.
+        body: the nodes that compute them and the attention, by place in the graph, in order.
+        removed: of these, those that nothing else reads.
+    """
+
+    reader: OperandReader
+    expressions: Mapping[str, Expression]
+    body: Sequence[int]
+    removed: Sequence[onnx.NodeProto]
+
+    @property
+    def tensors(self) -> list[int]:
+        """The numbers of the tensors that expressions read, in order."""
+        return _tensors_read(self.expressions)
+
+    @property
+    def convolutions(self) -> list[int]:
+        """The places of the convolutions that have states, in order."""
+        return sorted({one.present for x in self.expressions.values() for one in _convolutions(x)})
+
+
 def _layer(model: onnx.ModelProto, facts: Facts, node: onnx.NodeProto, view: Node) -> _Layer:
     """Return an attention with its operands.
 
@@ -155,70 +183,100 @@ def _layer(model: onnx.ModelProto, facts: Facts, node: onnx.NodeProto, view: Nod
     spec, sizes = linear_attention.view(view)
     if not spec.causal:
         raise UnfitError("not causal")
+    names = dict(zip(linear_attention.INPUTS, given_inputs(node), strict=False))
+    operands = _operands(model, facts, node, names, _heads(spec, sizes))
+    used, convolved = operands.tensors, operands.convolutions
+    if len(used) > MOST_TENSORS or len(convolved) > MOST_STATES:
+        raise UnfitError("too many tensors")
+    turned = [*operands.reader.convolutions.values()]
+    own = [operands.reader.names[t] for t in used]
+    given = {n: names[n] for n in names if names[n] and n not in operands.expressions}
+    inputs = given | dict(zip(GIVEN, own, strict=False))
+    outputs = dict(zip(linear_attention.OP.output_names, node.output, strict=False))
+    if not spec.normalize:
+        del outputs["present_normalizer"]
+    shapes = _given_shapes(facts, own, turned)
+    for name, place in zip(CONVOLVED, convolved, strict=False):
+        one = turned[place]
+        channels, _, taps = facts.constants[given_inputs(one)[1]].dims
+        shapes[name] = ("batch", channels, taps - 1)
+        outputs[name] = one.output[1]
+    tensors = {t: i for i, t in enumerate(used)}
+    states = {s: i for i, s in enumerate(convolved)}
+    plan = AttentionLayer(
+        view,
+        {n: renumbered(x, tensors, states) for n, x in operands.expressions.items()},
+        tuple(ELEMENTS[facts.types[name]] for name in own),
+        len(states),
+    )
+    # By the first, ONNX Runtime knows the type of the activations.
+    kind = facts.types[node.output[0]]
+    inputs = dict(sorted(inputs.items(), key=lambda item: facts.types.get(item[1]) != kind))
+    body = [model.graph.node[i] for i in operands.body]
+    return _Layer(node, view, plan, inputs, outputs, shapes, body, operands.removed)
+
+
+def _heads(spec: LinearAttentionSpec, sizes: AttentionSizes) -> dict[str, tuple[int, int]]:
+    """Return the number of heads and the width of each, by operand."""
     decays = sizes.d_k if sizes.decay_per_channel else 1
-    heads = {
+    return {
         "query": (spec.q_num_heads, sizes.d_k),
         "key": (sizes.key_heads, sizes.d_k),
         "value": (spec.kv_num_heads, sizes.d_v),
         "decay": (spec.kv_num_heads, decays),
         "beta": (spec.kv_num_heads if sizes.beta_per_head else 1, 1),
     }
-    names = dict(zip(linear_attention.INPUTS, given_inputs(node), strict=False))
-    operands = {n: heads[n] for n in OPERANDS if names.get(n)}
+
+
+def _operands(
+    model: onnx.ModelProto,
+    facts: Facts,
+    node: onnx.NodeProto,
+    names: Mapping[str, str],
+    heads: Mapping[str, tuple[int, int]],
+) -> _Operands:
+    """Return the operands of an attention, whose names are given, as expressions.
+
+    Raises:
+        UnfitError: all are tensors, or they are computed from something that is no tensor.
+    """
+    read = {n: heads[n] for n in OPERANDS if names.get(n)}
     blocked = set[str]()
     while True:
         reader = OperandReader(facts, facts.shapes[names["query"]][:LEAD], blocked)
-        found = {n: reader.operand(names[n], *own) for n, own in operands.items()}
+        found = {n: reader.operand(names[n], *own) for n, own in read.items()}
         kept = {n: x for n, x in found.items() if not _is_tensor(x, names[n], reader)}
         if not kept:
             raise UnfitError("its operands are tensors")
-        used = sorted({t for x in kept.values() for one in parts(x) for t in read_by(one)})
-        external = {reader.names[t] for t in used}
+        external = {reader.names[t] for t in _tensors_read(kept)}
         body = _body(model, [names[n] for n in kept], external, node)
         removed = [model.graph.node[i] for i in sorted(_removable(model.graph, body))]
+        # A convolution that does not fit is a tensor to the next reading, which reads less.
         more = _unfit_convolutions(reader, kept, heads, removed)
         if not more:
-            break
+            return _Operands(reader, kept, body, removed)
         blocked |= more
-    convolved = {one.present for x in kept.values() for one in _convolutions(x)}
-    if len(used) > MOST_TENSORS or len(convolved) > MOST_STATES:
-        raise UnfitError("too many tensors")
-    tensors = {t: i for i, t in enumerate(used)}
-    states = {s: i for i, s in enumerate(sorted(convolved))}
-    own = [reader.names[t] for t in used]
-    given = {n: names[n] for n in names if names[n] and n not in kept}
-    outputs = dict(zip(linear_attention.OP.output_names, node.output, strict=False))
-    if not spec.normalize:
-        del outputs["present_normalizer"]
-    turned = [*reader.convolutions.values()]
+
+
+def _tensors_read(expressions: Mapping[str, Expression]) -> list[int]:
+    return sorted({t for x in expressions.values() for one in parts(x) for t in read_by(one)})
+
+
+def _given_shapes(
+    facts: Facts, own: Sequence[str], convolutions: Sequence[onnx.NodeProto]
+) -> dict[str, tuple[int | str, ...]]:
+    """Return the shapes of tensors that expressions read, by what the plan calls them."""
+    pasts = {given_inputs(one)[3] for one in convolutions if len(one.input) > 3}
     shapes: dict[str, tuple[int | str, ...]] = {}
-    pasts = {given_inputs(one)[3]: one for one in turned if len(one.input) > 3}
     for name, value in zip(GIVEN, own, strict=False):
-        behind = [size for size in facts.shapes[value][LEAD:] if isinstance(size, int)]
         if value in facts.constants:
             shapes[name] = tuple(facts.constants[value].dims)
-        elif value in pasts:
-            state = (size for size in facts.shapes[value][1:] if isinstance(size, int))
-            shapes[name] = ("batch", *state)
-        else:
-            shapes[name] = ("batch", "length", *behind)
-    for place, number in states.items():
-        one = turned[place]
-        channels, _, taps = facts.constants[given_inputs(one)[1]].dims
-        shapes[CONVOLVED[number]] = ("batch", channels, taps - 1)
-        outputs[CONVOLVED[number]] = one.output[1]
-    plan = AttentionLayer(
-        view,
-        {n: renumbered(x, tensors, states) for n, x in kept.items()},
-        tuple(ELEMENTS[facts.types[name]] for name in own),
-        len(states),
-    )
-    inputs = given | dict(zip(GIVEN, own, strict=False))
-    # By the first, ONNX Runtime knows the type of the activations.
-    kind = facts.types[node.output[0]]
-    inputs = dict(sorted(inputs.items(), key=lambda item: facts.types.get(item[1]) != kind))
-    nodes = [model.graph.node[i] for i in body]
-    return _Layer(node, view, plan, inputs, outputs, shapes, nodes, removed)
+            continue
+        # The past of a convolution is a state, which has no axis of tokens.
+        lead = ("batch",) if value in pasts else ("batch", "length")
+        behind = (size for size in facts.shapes[value][len(lead) :] if isinstance(size, int))
+        shapes[name] = (*lead, *behind)
+    return shapes
 
 
 def _is_tensor(x: Expression, name: str, reader: OperandReader) -> bool:
