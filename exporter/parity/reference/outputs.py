@@ -73,75 +73,116 @@ def run_reference(
     be run in float64 to find out; except where denominators vanish. Where float64 differs, it makes
     the choices of float32 if rounding decides them, see ``linexport.parity.routing.near_ties``.
     """
-    found: list[ReferenceOutput] = []
-    seconds = 0.0
-    for reference in list(references):
-        finite = not any(_infinite(a) for a in found)
-        if found and finite and reference.dtype == torch.float64 and seconds > patience:
-            notes.append(
-                f"The original takes {seconds:.0f} s in float32 at {case.at}: there it is "
-                "not run in float64 as well."
-            )
-            continue
-        start = time.perf_counter()
-        try:
-            outputs = reference(inputs)
-        except Exception as error:
-            text = (
-                f"The original itself fails in {reference.name} at {case.at}: {said_where(error)}"
-            )
-            notes.append(text)
-            if reference.dtype == torch.float64 and found:
-                references.remove(reference)
-            continue
-        seconds = time.perf_counter() - start
-        none = [0.0] * len(outputs)
-        found.append(ReferenceOutput(reference.name, outputs, none, reference.denominator))
+    run = _CaseRun(references, case, inputs, tolerance, notes)
+    found = run.in_each_precision(patience)
     for last in found[-1:]:
         notes.extend(_not_finite(last, case))
     scaled = case.magnitude not in (0, 1) and not any(a.vanished for a in found)
-    if scaled and found and len(references) == 1:
-        notes.append(
-            f"Without float64 nobody knows what the original loses to rounding on the {case.name} "
-            f"inputs at {case.at}: there nothing is compared."
-        )
-        return []
-    if scaled and not tolerance.whole and any(_infinite(a) for a in found):
-        notes.append(
-            f"The original overflows in {tolerance.dtype}, in which it computes a part, on the "
-            f"{case.name} inputs at {case.at}: there nothing is compared."
-        )
+    reason = run.why_not_compared(found) if scaled else None
+    if reason is not None:
+        notes.append(reason)
         return []
     if not len(found) == len(references) == 2:
         return found
-    single, double = map(_infinite, found)
-    if single > double:
-        notes.append(
-            f"The original overflows in float32 on the {case.name} inputs at {case.at} "
-            f"({single} values, {double} of them in float64 as well): there "
+    single, double = found
+    if _infinite(single) > _infinite(double):
+        return run.overflowing(single, double, scaled)
+    return run.rounded(single, double, scaled)
+
+
+@dataclass(frozen=True)
+class _CaseRun:
+    """The original on the inputs of one case; attributes are the arguments of ``run_reference``."""
+
+    references: list[Reference]
+    case: Case
+    inputs: Arguments
+    tolerance: Tolerance
+    notes: list[str]
+
+    def in_each_precision(self, patience: float) -> list[ReferenceOutput]:
+        """Run the original in each precision that it can be run in within the patience."""
+        found: list[ReferenceOutput] = []
+        seconds, case = 0.0, self.case
+        for reference in list(self.references):
+            finite = not any(_infinite(a) for a in found)
+            if found and finite and reference.dtype == torch.float64 and seconds > patience:
+                self.notes.append(
+                    f"The original takes {seconds:.0f} s in float32 at {case.at}: there it is "
+                    "not run in float64 as well."
+                )
+                continue
+            start = time.perf_counter()
+            try:
+                outputs = reference(self.inputs)
+            except Exception as error:
+                self.notes.append(
+                    f"The original itself fails in {reference.name} at {case.at}: "
+                    f"{said_where(error)}"
+                )
+                if reference.dtype == torch.float64 and found:
+                    self.references.remove(reference)
+                continue
+            seconds = time.perf_counter() - start
+            none = [0.0] * len(outputs)
+            found.append(ReferenceOutput(reference.name, outputs, none, reference.denominator))
+        return found
+
+    def why_not_compared(self, found: list[ReferenceOutput]) -> str | None:
+        """Return why nothing is compared on large or tiny inputs; None where something is."""
+        at = f"on the {self.case.name} inputs at {self.case.at}: there nothing is compared."
+        if found and len(self.references) == 1:
+            return f"Without float64 nobody knows what the original loses to rounding {at}"
+        dtype = self.tolerance.dtype
+        if not self.tolerance.whole and any(_infinite(a) for a in found):
+            return f"The original overflows in {dtype}, in which it computes a part, {at}"
+        return None
+
+    def overflowing(
+        self, single: ReferenceOutput, double: ReferenceOutput, scaled: bool
+    ) -> list[ReferenceOutput]:
+        """Return float64 alone, where float32 has more values that are not finite."""
+        self.notes.append(
+            f"The original overflows in float32 on the {self.case.name} inputs at {self.case.at} "
+            f"({_infinite(single)} values, {_infinite(double)} of them in float64 as well): there "
             f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
-        return [] if scaled else [replace(found[1], overflows=True)]
-    rounding = _roundings(*found)
-    if any(note(x, y, case, tolerance) for x, y in zip(rounding, found[1].outputs, strict=True)):
-        narrow, wide = (partial(run_deciding, reference, inputs) for reference in references)
-        alike = run_alike(narrow, wide, tolerance).double
-        found[1] = replace(found[1], outputs=alike or found[1].outputs)
-        rounding = _roundings(*found)
-    for distance, output in zip(rounding, found[1].outputs, strict=True):
-        lost = note(distance, output, case, tolerance)
-        if lost is not None:
-            notes.append(lost)
-        if is_nothing_else(distance, output, case):
-            return []
-    if not tolerance.is_half and any(
-        is_mostly_rounding(distance, output, tolerance.most)
-        for distance, output in zip(rounding, found[1].outputs, strict=True)
-    ):
-        found = found[1:]  # float32 says nothing of the artifact, float64 does
-    # NaN in both precisions is what a quotient of zeros makes: a number in its place is no error.
-    undefined = scaled and _infinite(found[-1]) > 0 and not any(map(_has_infinity, found))
-    return [replace(output, rounding=rounding, overflows=undefined) for output in found]
+        return [] if scaled else [replace(double, overflows=True)]
+
+    def rounded(
+        self, single: ReferenceOutput, double: ReferenceOutput, scaled: bool
+    ) -> list[ReferenceOutput]:
+        """Return both precisions with what float32 loses to rounding, as far as they tell."""
+        case, tolerance = self.case, self.tolerance
+        double = self._with_choices_of_float32(single, double)
+        rounding = _roundings(single, double)
+        for distance, output in zip(rounding, double.outputs, strict=True):
+            lost = note(distance, output, case, tolerance)
+            if lost is not None:
+                self.notes.append(lost)
+            if is_nothing_else(distance, output, case):
+                return []
+        found = [single, double]
+        if not tolerance.is_half and any(
+            is_mostly_rounding(distance, output, tolerance.most)
+            for distance, output in zip(rounding, double.outputs, strict=True)
+        ):
+            found = [double]  # float32 says nothing of the artifact, float64 does
+        # NaN in both precisions is what a quotient of zeros makes: a number in its place is no
+        # error.
+        undefined = scaled and _infinite(double) > 0 and not any(map(_has_infinity, found))
+        return [replace(output, rounding=rounding, overflows=undefined) for output in found]
+
+    def _with_choices_of_float32(
+        self, single: ReferenceOutput, double: ReferenceOutput
+    ) -> ReferenceOutput:
+        """Return float64 with the choices of float32, where they differ and rounding decides."""
+        pairs = zip(_roundings(single, double), double.outputs, strict=True)
+        if not any(note(x, y, self.case, self.tolerance) for x, y in pairs):
+            return double
+        narrow, wide = (partial(run_deciding, one, self.inputs) for one in self.references)
+        alike = run_alike(narrow, wide, self.tolerance).double
+        return replace(double, outputs=alike or double.outputs)
 
 
 def _roundings(single: ReferenceOutput, double: ReferenceOutput) -> list[float]:
