@@ -52,6 +52,7 @@ from linexport.manifest.linearization_records import (
     LinearizationReport,
     OriginalRecord,
 )
+from linexport.manifest.proof import MetricRecord
 from linexport.manifest.records import SoftmaxOriginal, StageRecord
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
@@ -185,12 +186,9 @@ def linearize(
         data = Calibration(parts.fit.rows, parts.search.rows)
     loaded = _as_called(module, rows) if isinstance(module, LoadedModel) else _loaded(module, data)
     evaluate = as_metric(evaluate)
-    original = shared_copy(loaded.module)
     with watch.stage("find"):
-        fit, _ = first_batches(data.fit, FITTED)
-        held_out, _ = first_batches(data.held_out, JUDGED)
-        sites = find_softmax.find_sites(original, [*fit, *held_out], required=feed_forward is None)
-    rest_error = compare_models.rest_error(loaded.module, with_forms(original, {}), held_out)
+        original = _Original.of(loaded, data, required=feed_forward is None)
+    rest_error = original.rest_error()
     found: FoundForms | None = None
     distilled: DistillationRecord | None = None
     if auto is not None and parts is not None and max_drop is not None:
@@ -198,63 +196,58 @@ def linearize(
             wish = SearchSettings(
                 auto, max_drop, names_of(map), map_options or {}, lengths, threads, seed
             )
-            found = find_forms(loaded, original, sites, parts, wish, advance)
-        made = searched_forms(original, sites, held_out, found.transferred)
+            found = find_forms(loaded, original.module, original.sites, parts, wish, advance)
+        made = original.searched(found)
         linear = found.module
         lengths = found.timed_lengths
     else:
-        config = MapConfig(_rules(map or MAP), _rules(features), map_options or {}, seed)
-        if locality is not None:
-            config = local(config, locality)
+        config = _map_config(map, features, map_options, locality, seed)
         with watch.stage("fit"):
-            made = _fitted(original, sites, data, config, memory_keys, bool(force or distil))
-            if feed_forward is None and not made.forms and not judged_no_better(made.records):
-                why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
-                raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
-        linear = with_forms(original, made.forms)
-    replaced = _replaced(sites, made)
-    if distil and (replaced or feed_forward is None):
+            made = original.fitted(config, memory_keys, bool(force or distil))
+            if feed_forward is None:
+                _check_any(made)
+        linear = with_forms(original.module, made.forms)
+    if distil and (original.replaced(made) or feed_forward is None):
         with watch.stage("distil"), watch.shown.steps("distil", distil) as advance:
-            distilled = distillation.distil(original, linear, replaced, data, distil, seed, advance)
-        linear = _judged_again(original, linear, sites, made, held_out, force)
-        replaced = _replaced(sites, made)
+            replaced = original.replaced(made)
+            distilled = distillation.distil(
+                original.module, linear, replaced, data, distil, seed, advance
+            )
+        linear = original.judged_again(linear, made, force)
     dense: list[FeedForwardRow] = []
     if feed_forward is not None:
         feed_forward_config = FeedForwardConfig(
             _rules(feed_forward), target_error, max_cost, seed, bench, threads
         )
         with watch.stage("feed-forward"):
-            dense = replace_feed_forward(linear, fit, feed_forward_config, watch.shown.note)
+            dense = replace_feed_forward(
+                linear, original.fit, feed_forward_config, watch.shown.note
+            )
     with watch.stage("compare"):
-        layer_errors = compare_models.layer_errors(original, linear, replaced, held_out)
-        output_error = compare_models.output_error(original, linear, held_out)
-        alike = compare_models.uniform_output_error(original, replaced, held_out)
-        scores = None if found is None else found.metric
-        if scores is None:
-            metric = evaluate or default_score(loaded.module, sites, held_out)
-            scores = None if metric is None else metric.compared(loaded.module, linear)
+        errors = original.errors(linear, made)
+        scores = found.metric if found is not None else None
+        scores = scores or original.scores(linear, evaluate)
         result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
         numbers, result = cost.parameters(loaded.module, result)
     measured = FormCosts()
-    if bench and (replaced or dense):
+    if bench and (original.replaced(made) or dense):
         with watch.stage("measure"):
             measured = cost.curves(
                 replace(loaded, decode_module=None, language=None), result, lengths, threads, seed
             )
-    timed = (measured.latency or ()) if measured.over == "tokens" else ()
-    lengths_timed = {row.length for row in timed}
-    layers = _attention_rows(made, sites, layer_errors, lengths_timed)
+    layers = _attention_rows(made, original.sites, errors.layers, _timed_lengths(measured))
+    search = None if found is None else found.record
     status, sentence = verdict(
         Measurements(
             layers=layers,
             feed_forward=dense,
-            output_error=output_error,
-            uniform_output_error=None if dense else alike,
+            output_error=errors.output,
+            uniform_output_error=None if dense else errors.uniform_output,
             costs=measured,
             metric=scores,
             max_drop=max_drop,
             forced=force,
-            search=None if found is None else found.record,
+            search=search,
         )
     )
     report = LinearizationReport(
@@ -269,8 +262,8 @@ def linearize(
         calibration=CalibrationRecord(len(data.fit[0]), len(data.held_out[0])),
         layers=layers,
         feed_forward=tuple(dense),
-        output_error=output_error,
-        uniform_output_error=alike,
+        output_error=errors.output,
+        uniform_output_error=errors.uniform_output,
         forced=force,
         rest_error=rest_error,
         distillation=distilled,
@@ -280,62 +273,153 @@ def linearize(
         **vars(measured),
         environment=environment.describe(),
         stages=tuple(StageRecord(**stage) for stage in watch.stages),
-        search=None if found is None else found.record,
+        search=search,
         status=status,
         verdict=sentence,
     )
     return Linearization(linear, report, result)
 
 
-def _fitted(
-    original: nn.Module,
-    sites: Sequence[find_softmax.Site],
-    data: Calibration,
-    config: MapConfig,
-    memory_keys: int | None,
-    all_of_them: bool,
-) -> FittedForms:
-    """Forms of the requested maps, without those no better than the mean unless all stay."""
-    if not sites:
-        return FittedForms()
-    fit, unused = first_batches(data.fit, FITTED)
-    held_out, more = first_batches(data.held_out, JUDGED)
-    rest = [*more, *unused][:MORE]
-    made = replace_attention(original, sites, fit, held_out, rest, config, memory_keys)
-    if not all_of_them:
-        leave_out(made, sites)
-    return made
+@dataclass(frozen=True)
+class _Errors:
+    """How far a linear form is from the original on data that it was not fitted to.
+
+    Attributes:
+        layers: by the index of the layer.
+        output: of the model.
+        uniform_output: of the model whose replaced layers give the mean of their values.
+    """
+
+    layers: Mapping[int, float]
+    output: float
+    uniform_output: float | None
 
 
-def _replaced(sites: Sequence[find_softmax.Site], made: FittedForms) -> list[find_softmax.Site]:
-    return [site for site in sites if site.index in made.forms]
+@dataclass(frozen=True)
+class _Original:
+    """A model with softmax attention, and the data that its forms are fitted to and judged on.
+
+    Attributes:
+        loaded: the model.
+        module: a copy of it that shares its weights.
+        sites: its softmax attention.
+        data: to fit on, and held out.
+        fit, held_out: the first batches of each.
+    """
+
+    loaded: LoadedModel
+    module: nn.Module
+    sites: Sequence[find_softmax.Site]
+    data: Calibration
+    fit: Sequence[Rows]
+    held_out: Sequence[Rows]
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, data: Calibration, required: bool) -> _Original:
+        """Return a model with the softmax attention that it has on the data.
+
+        Raises:
+            UnsupportedModelError: it has none, and that is required.
+        """
+        module = shared_copy(loaded.module)
+        fit, _ = first_batches(data.fit, FITTED)
+        held_out, _ = first_batches(data.held_out, JUDGED)
+        sites = find_softmax.find_sites(module, [*fit, *held_out], required=required)
+        return cls(loaded, module, sites, data, fit, held_out)
+
+    def rest_error(self) -> float:
+        """Return the error of the model with nothing replaced."""
+        unchanged = with_forms(self.module, {})
+        return compare_models.rest_error(self.loaded.module, unchanged, self.held_out)
+
+    def searched(self, found: FoundForms) -> FittedForms:
+        """Return the forms that a search has found."""
+        return searched_forms(self.module, self.sites, self.held_out, found.transferred)
+
+    def fitted(self, config: MapConfig, memory_keys: int | None, all_of_them: bool) -> FittedForms:
+        """Return forms of the requested maps, without those no better than the mean.
+
+        Args:
+            config: the maps.
+            memory_keys: see ``linearize``.
+            all_of_them: those no better than the mean stay as well.
+        """
+        if not self.sites:
+            return FittedForms()
+        _, unused = first_batches(self.data.fit, FITTED)
+        _, more = first_batches(self.data.held_out, JUDGED)
+        rest = [*more, *unused][:MORE]
+        made = replace_attention(
+            self.module, self.sites, self.fit, self.held_out, rest, config, memory_keys
+        )
+        if not all_of_them:
+            leave_out(made, self.sites)
+        return made
+
+    def replaced(self, made: FittedForms) -> list[find_softmax.Site]:
+        """Return the attention that has a form."""
+        return [site for site in self.sites if site.index in made.forms]
+
+    def judged_again(self, linear: nn.Module, made: FittedForms, force: bool) -> nn.Module:
+        """Measure distilled forms; softmax is back in layers that are no better than the mean."""
+        judged = projected_errors(self.module, linear, self.replaced(made), self.held_out)
+        for at, site in enumerate(self.sites):
+            if site.index in judged:
+                sums = judged[site.index]
+                made.records[at] = replace(
+                    made.records[at],
+                    distilled_error=sums.error,
+                    distilled_uniform_error=sums.uniform_error,
+                    margin=sums.margin,
+                )
+        dropped = [] if force else leave_out(made, self.sites)
+        if not dropped:
+            return linear
+        owners = {site.name for site in dropped}
+        owners |= {site.projection.rpartition(".")[0] for site in dropped if site.projection}
+        return without(self.module, linear, made.forms, owners)
+
+    def errors(self, linear: nn.Module, made: FittedForms) -> _Errors:
+        """Return how far a linear form is from the model."""
+        replaced = self.replaced(made)
+        return _Errors(
+            compare_models.layer_errors(self.module, linear, replaced, self.held_out),
+            compare_models.output_error(self.module, linear, self.held_out),
+            compare_models.uniform_output_error(self.module, replaced, self.held_out),
+        )
+
+    def scores(self, linear: nn.Module, metric: Metric | None) -> MetricRecord | None:
+        """Return the scores of the model and of a linear form; None where no metric fits."""
+        metric = metric or default_score(self.loaded.module, self.sites, self.held_out)
+        return None if metric is None else metric.compared(self.loaded.module, linear)
 
 
-def _judged_again(
-    original: nn.Module,
-    linear: nn.Module,
-    sites: Sequence[find_softmax.Site],
-    made: FittedForms,
-    held_out: Sequence[Rows],
-    force: bool,
-) -> nn.Module:
-    """Measure distilled forms; softmax is back in layers that are no better than the mean."""
-    judged = projected_errors(original, linear, _replaced(sites, made), held_out)
-    for at, site in enumerate(sites):
-        if site.index in judged:
-            sums = judged[site.index]
-            made.records[at] = replace(
-                made.records[at],
-                distilled_error=sums.error,
-                distilled_uniform_error=sums.uniform_error,
-                margin=sums.margin,
-            )
-    dropped = [] if force else leave_out(made, sites)
-    if not dropped:
-        return linear
-    owners = {site.name for site in dropped}
-    owners |= {site.projection.rpartition(".")[0] for site in dropped if site.projection}
-    return without(original, linear, made.forms, owners)
+def _check_any(made: FittedForms) -> None:
+    """Check that a layer is replaced, or declined as no better than the mean of its values.
+
+    Raises:
+        UnsupportedModelError: none is.
+    """
+    if not made.forms and not judged_no_better(made.records):
+        why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
+        raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
+
+
+def _timed_lengths(costs: FormCosts) -> set[int]:
+    """Return the numbers of tokens that latency was measured at."""
+    return {row.length for row in costs.latency or ()} if costs.over == "tokens" else set()
+
+
+def _map_config(
+    map: object,
+    features: object,
+    options: Mapping[str, object] | None,
+    locality: float | None,
+    seed: int,
+) -> MapConfig:
+    """Return the maps that are requested, see ``linearize``."""
+    config = MapConfig(_rules(map or MAP), _rules(features), options or {}, seed)
+    return config if locality is None else local(config, locality)
 
 
 def _rules(value: object) -> JsonObject:

@@ -60,57 +60,131 @@ def default_dims(
         runs: runs the module; None where sizes alone have to tell.
         one_batch: why the batch does not vary; None where it does.
     """
-    tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
-    of_batches = [tensor for tensor in tensors if tensor.dim() > 1] or tensors
-    stacked = _stacked(args, of_batches, runs)
-    batches = {tensor.shape[int(id(tensor) in stacked)] for tensor in of_batches}
-    others = _without_batch(args, of_batches, stacked, runs) if len(batches) > 1 else set()
-    if others:
-        tensors = [tensor for tensor in tensors if id(tensor) not in others]
-        batches = {of_batches[0].shape[0]}
-    if len(batches) > 1 or 0 in batches:
-        sizes = ", ".join(str(size) for size in sorted(batches))
-        reason = (
-            f"the examples have different first dims ({sizes})"
-            if len(batches) > 1
-            else "the examples have a batch of 0"
-        )
+    batches = _Batches.of(args, runs)
+    fault = batches.fault
+    if fault is not None:
         return DefaultDims(
             args,
             map_tensors(args, lambda tensor: None, constants=False),
-            (f"all dims stay constant: {reason}. Give dynamic_shapes.",),
+            (f"all dims stay constant: {fault}. Give dynamic_shapes.",),
         )
-
-    tensors = [tensor for tensor in tensors if id(tensor) not in stacked]
-    sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
-    lengths = _dynamic_lengths(sequences)
-    widths = {size for tensor in tensors for size in tensor.shape[2:]}
-    varying = {id(t) for t in tensors if _has_sequence(t) and t.shape[1] in lengths}
-    numbers = {id(t) for t in tensors if _has_numbers(t, lengths - widths - {1})}
-    unclear = _unclear(tensors, lengths & widths)
-    if runs is not None and (len(sequences) > 1 or lengths & widths or 1 in lengths):
-        found = _tried(args, tensors, sequences - {0}, varying | numbers, runs)
-        if found is not None:
-            varying = {id(t) for t in tensors if id(t) in found and _has_sequence(t)}
-            numbers, unclear = found - varying, ()
-            lengths = {t.shape[1] for t in tensors if id(t) in found}
+    tokens = _Tokens.of(args, batches.in_front, runs)
 
     def dims(tensor: torch.Tensor) -> tuple[int, ...]:
-        if id(tensor) in stacked:
-            return () if one_batch else (1,)
-        if tensor.dim() == 0 or id(tensor) in others or tensor.shape[0] not in batches:
+        axis = batches.axis(tensor)
+        if axis is None:
             return ()
-        batch = () if one_batch else (0,)
-        return (*batch, 1) if id(tensor) in varying | numbers else batch
+        batch = () if one_batch else (axis,)
+        return (*batch, 1) if id(tensor) in tokens.varying | tokens.numbers else batch
 
     return DefaultDims(
         repeat_ones(args, dims),
         map_tensors(
-            args, lambda tensor: _spec(dims(tensor), id(tensor) in numbers), constants=False
+            args, lambda tensor: _spec(dims(tensor), id(tensor) in tokens.numbers), constants=False
         ),
-        (*_warnings(batches, sequences, lengths, one_batch), *_constant(others, args), *unclear),
-        unclear,
+        (
+            *_warnings(batches.sizes, tokens.sequences, tokens.lengths, one_batch),
+            *_constant(batches.others, args),
+            *tokens.unclear,
+        ),
+        tokens.unclear,
     )
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Where examples have the batch; tensors are known by their ids.
+
+    Attributes:
+        tensors: those that may have it in dim 0.
+        sizes: of the batch: one, unless the examples differ.
+        stacked: those that have it in dim 1.
+        others: those that have none, though others of their rank have.
+    """
+
+    tensors: list[torch.Tensor]
+    sizes: set[int]
+    stacked: set[int]
+    others: set[int]
+
+    @classmethod
+    def of(cls, args: tuple[object, ...], runs: Runs | None) -> _Batches:
+        """Return the batches of examples, by running the module where there are several sizes."""
+        tensors = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
+        # A vector may be of channels: tensors of more dims tell the batch where there are some.
+        of_batches = [tensor for tensor in tensors if tensor.dim() > 1] or tensors
+        stacked = _stacked(args, of_batches, runs)
+        sizes = {tensor.shape[int(id(tensor) in stacked)] for tensor in of_batches}
+        others = _without_batch(args, of_batches, stacked, runs) if len(sizes) > 1 else set()
+        if others:
+            sizes = {of_batches[0].shape[0]}
+        return cls([t for t in tensors if id(t) not in others], sizes, stacked, others)
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing varies; None where it may."""
+        if len(self.sizes) > 1:
+            sizes = ", ".join(str(size) for size in sorted(self.sizes))
+            return f"the examples have different first dims ({sizes})"
+        return "the examples have a batch of 0" if 0 in self.sizes else None
+
+    @property
+    def in_front(self) -> list[torch.Tensor]:
+        """The tensors that have no batch in dim 1."""
+        return [tensor for tensor in self.tensors if id(tensor) not in self.stacked]
+
+    def axis(self, tensor: torch.Tensor) -> int | None:
+        """Return the dim of a tensor that is the batch; None where it has none."""
+        if id(tensor) in self.stacked:
+            return 1
+        if tensor.dim() == 0 or id(tensor) in self.others:
+            return None
+        return 0 if tensor.shape[0] in self.sizes else None
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Which examples have tokens in dim 1; tensors are known by their ids.
+
+    Attributes:
+        varying: those of the rank of tokens, masks or embeddings, whose dim 1 varies.
+        numbers: others, which have numbers of each token.
+        sequences: the sizes of dim 1 of tensors of such a rank.
+        lengths: of these, those that vary.
+        unclear: warnings of dims that may have tokens.
+    """
+
+    varying: set[int]
+    numbers: set[int]
+    sequences: set[int]
+    lengths: set[int]
+    unclear: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, args: tuple[object, ...], tensors: list[torch.Tensor], runs: Runs | None
+    ) -> _Tokens:
+        """Return the tokens of examples, by running the module where sizes do not tell.
+
+        Args:
+            args: the examples.
+            tensors: those of them that may have tokens in dim 1.
+            runs: see ``default_dims``.
+        """
+        sequences = {tensor.shape[1] for tensor in tensors if _has_sequence(tensor)}
+        lengths = _dynamic_lengths(sequences)
+        widths = {size for tensor in tensors for size in tensor.shape[2:]}
+        varying = {id(t) for t in tensors if _has_sequence(t) and t.shape[1] in lengths}
+        numbers = {id(t) for t in tensors if _has_numbers(t, lengths - widths - {1})}
+        by_sizes = cls(varying, numbers, sequences, lengths, _unclear(tensors, lengths & widths))
+        if runs is None or not (len(sequences) > 1 or lengths & widths or 1 in lengths):
+            return by_sizes
+        found = _tried(args, tensors, sequences - {0}, varying | numbers, runs)
+        if found is None:
+            return by_sizes
+        varying = {id(t) for t in tensors if id(t) in found and _has_sequence(t)}
+        lengths = {t.shape[1] for t in tensors if id(t) in found}
+        return cls(varying, found - varying, sequences, lengths, ())
 
 
 def _stacked(args: tuple[object, ...], tensors: list[torch.Tensor], runs: Runs | None) -> set[int]:
