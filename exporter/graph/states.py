@@ -147,44 +147,80 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
     the tokens.
     ``given`` are inputs of the original model: a past among them is its caller's to carry.
     """
-    inputs = {i.name: i for i in model.graph.input}
-    outputs = {o.name for o in model.graph.output}
+    ports = _Ports(
+        {i.name: i for i in model.graph.input},
+        {o.name for o in model.graph.output},
+        known_shapes(model),
+        given,
+    )
+    found = [*_states_of_nodes(model, ports), *_states_by_name(ports)]
+    rows = [name for name in ports.inputs if is_rows(name) and name not in given]
+    found += [_rows(ports.inputs[name], ports.shapes[name]) for name in rows]
+    # Last: the batch is read from the first state.
+    before, after = LENGTH
+    if ports.has(before, after):
+        found.append(State(before, after, "int64", ports.shapes[before], "Positions"))
+    return found
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """Inputs and outputs of a graph.
+
+    Attributes:
+        inputs: by name.
+        outputs: their names.
+        shapes: of values, by name.
+        given: inputs of the original model.
+    """
+
+    inputs: Mapping[str, onnx.ValueInfoProto]
+    outputs: Collection[str]
+    shapes: Mapping[str, tuple[int | str | None, ...]]
+    given: Collection[str]
+
+    def has(self, past: str, present: str) -> bool:
+        """Return whether these may be a state that is not the caller's."""
+        return past in self.inputs and present in self.outputs and past not in self.given
+
+    def state(self, past: str, present: str, op: str, initial_value: float) -> State:
+        """Return a state that an input and an output are."""
+        kind = self.inputs[past].type.tensor_type.elem_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
+        return State(past, present, dtype, self.shapes[past], op, initial_value=initial_value)
+
+
+def _states_of_nodes(model: onnx.ModelProto, ports: _Ports) -> Iterator[State]:
+    """Yield the states of linexport ops, which may be cast or turned on the way."""
     casts = [n for n in model.graph.node if n.op_type == "Cast"]
-    casts_in = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
-    casts_in |= _turned(model, inputs)
-    casts_out = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
-    shapes = known_shapes(model)
-    found = []
+    before = {n.output[0]: n.input[0] for n in casts if n.input[0] in ports.inputs}
+    before |= _turned(model, ports.inputs)
+    behind = {n.input[0]: n.output[0] for n in casts if n.output[0] in ports.outputs}
     for node, op, view in linexport_nodes(model):
         for port in op.states(view):
             if len(node.input) <= port.past or len(node.output) <= port.present:
                 continue
-            start = casts_in.get(node.input[port.past], node.input[port.past])
-            end = casts_out.get(node.output[port.present], node.output[port.present])
-            if start in inputs and end in outputs and start not in given:
-                dtype = onnx.helper.tensor_dtype_to_np_dtype(
-                    inputs[start].type.tensor_type.elem_type
-                )
-                seen = (start, end, dtype.name, shapes[start], node.op_type)
-                found.append(State(*seen, initial_value=port.initial_value))
-                before, after = (f"{name}{BEGUN}" for name in (start, end))
-                if before in inputs:
-                    found.append(State(before, after, "float32", shapes[before], node.op_type))
-    for names, of in ((SCAN, "Scan"), (CONVOLVED, "Conv"), (FIRST, FIRST_CALL)):
-        for start in (name for name in inputs if name.startswith(names[0])):
-            end = start.replace(*names, 1)
-            if start not in given and end in outputs:
-                kind = inputs[start].type.tensor_type.elem_type
-                dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-                first = float(UNSET) if of == FIRST_CALL else 0.0
-                found.append(State(start, end, dtype.name, shapes[start], of, initial_value=first))
-    rows = [name for name in inputs if is_rows(name) and name not in given]
-    found += [_rows(inputs[name], shapes[name]) for name in rows]
-    # Last: the batch is read from the first state.
-    before, after = LENGTH
-    if before in inputs and after in outputs and before not in given:
-        found.append(State(before, after, "int64", shapes[before], "Positions"))
-    return found
+            past, present = node.input[port.past], node.output[port.present]
+            past, present = before.get(past, past), behind.get(present, present)
+            if not ports.has(past, present):
+                continue
+            yield ports.state(past, present, node.op_type, port.initial_value)
+            begun, after = (f"{name}{BEGUN}" for name in (past, present))
+            if begun in ports.inputs:
+                yield State(begun, after, "float32", ports.shapes[begun], node.op_type)
+
+
+def _states_by_name(ports: _Ports) -> Iterator[State]:
+    """Yield the states of standard operators, and of first calls, which their names tell."""
+    for names, op, initial_value in (
+        (SCAN, "Scan", 0.0),
+        (CONVOLVED, "Conv", 0.0),
+        (FIRST, FIRST_CALL, float(UNSET)),
+    ):
+        for past in (name for name in ports.inputs if name.startswith(names[0])):
+            present = past.replace(*names, 1)
+            if ports.has(past, present):
+                yield ports.state(past, present, op, initial_value)
 
 
 def _turned(model: onnx.ModelProto, inputs: Collection[str]) -> dict[str, str]:

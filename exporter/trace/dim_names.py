@@ -8,8 +8,8 @@ of a decoder's skip from "h".
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -38,52 +38,26 @@ def name_symbols(
         UnsupportedModelError: a size of an input follows from others in another way than as a
             multiple of one.
     """
-    own = _dims(spec)
-    names: dict[str, str] = {}
-    tied: dict[str, str] = {}
+    own, naming = _dims(spec), _Naming()
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
     axes: dict[str, set[int]] = {}
-    multiples: dict[str, str] = {}
-    following: dict[str, tuple[int, str]] = {}
-    values = [node.meta.get("val") for node in user_placeholders(program)]
-    plain = {str(size) for value in values for size in getattr(value, "shape", ())}
-    for leaf, value in enumerate(values):
-        for axis, size in enumerate(getattr(value, "shape", ())):
-            symbol = str(size)
-            axes.setdefault(symbol, set()).add(axis)
-            multiple, root = _multiple(symbol) if not isinstance(size, int) else (1, "")
-            if multiple > 1 and root in plain:
-                following[symbol] = multiple, root
-            if not root or root in names or symbol in following:
-                continue
-            dim = own.get((leaf, axis))
-            given = None if dim is None else str(dim.__name__)
-            if dim is not None and _is_tie(dim):
-                given = tied.get(str(dim.__name__))
-            stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
-            name, count = stem, 1
-            # One Dim may be several symbols, which torch has found to be equal.
-            while given is None and name in names.values():
-                count += 1
-                name = f"{stem}_{count}"
-            if multiple > 1:
-                names[root] = given.rpartition("*")[2] if given else f"{name}_blocks"
-                name = f"{multiple}*{names[root]}"
-                multiples[root] = symbol
-            else:
-                names[root] = name
-            if dim is not None:
-                tied.setdefault(str(dim.__name__), name)
-            sizes[name] = hint(size) or 0
-            (base,) = symbols(size)
-            limits = program.range_constraints.get(base)
-            # torch assumes sizes of at least 2 while it traces; that is not a limit of the model.
-            low, high = (limits.lower, limits.upper) if limits else (1, None)
-            least = multiple * (1 if low <= 2 else int(low))
-            dims[name] = DimRange(least, None, _finite(high, multiple), multiple=multiple)
-            if dim is not None:
-                dims[name] = _limited(dims[name], dim)
+    places = list(_dynamic_places(program))
+    for _, axis, size in places:
+        axes.setdefault(str(size), set()).add(axis)
+    following = {s: _multiple(s) for s in axes if _follows_another(s, axes)}
+    for leaf, axis, size in places:
+        symbol = str(size)
+        multiple, root = _multiple(symbol)
+        if isinstance(size, int) or root in naming.names or not root or symbol in following:
+            continue
+        dim = own.get((leaf, axis))
+        name = naming.add(symbol, axis, dim)
+        sizes[name] = hint(size) or 0
+        dims[name] = _traced_range(program, size, multiple)
+        if dim is not None:
+            dims[name] = _limited(dims[name], dim)
+    names, multiples = naming.names, naming.multiples
     _check_independent(axes, names, multiples)
     placed = {multiples.get(root, root): name for root, name in names.items()}
     batch = batch_dims({SYMBOL.sub(names[_multiple(s)[1]], s): axes[s] for s in placed})
@@ -94,11 +68,83 @@ def name_symbols(
     return names, dims, sizes
 
 
+@dataclass
+class _Naming:
+    """Names that were given to symbols.
+
+    Attributes:
+        names: by symbol.
+        tied: by the name of a ``Dim``: one that linexport made is named by the first that it ties.
+        multiples: the size 64 n, by the symbol n.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    multiples: dict[str, str] = field(default_factory=dict)
+
+    def add(self, size: str, axis: int, dim: torch.export.Dim | None) -> str:
+        """Name the symbol of a size by its ``Dim`` or by its axis; returns the size's name."""
+        multiple, root = _multiple(size)
+        given = self._given(dim)
+        name = given or self._by_axis(axis)
+        self.names[root] = name
+        if multiple > 1:
+            self.names[root] = given.rpartition("*")[2] if given else f"{name}_blocks"
+            self.multiples[root] = size
+            name = f"{multiple}*{self.names[root]}"
+        if dim is not None:
+            self.tied.setdefault(str(dim.__name__), name)
+        return name
+
+    def _given(self, dim: torch.export.Dim | None) -> str | None:
+        """Return the name that a user gave; one ``Dim`` may be several equal symbols."""
+        if dim is None:
+            return None
+        name = str(dim.__name__)
+        return self.tied.get(name) if _is_tie(dim) else name
+
+    def _by_axis(self, axis: int) -> str:
+        """Return a name that no other symbol has."""
+        stem = {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
+        name, count = stem, 1
+        while name in self.names.values():
+            count += 1
+            name = f"{stem}_{count}"
+        return name
+
+
+def _dynamic_places(
+    program: torch.export.ExportedProgram,
+) -> Iterator[tuple[int, int, int | torch.SymInt]]:
+    """Yield the sizes of a program's inputs, each with the number of its input and its axis."""
+    for leaf, node in enumerate(user_placeholders(program)):
+        for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            yield leaf, axis, size
+
+
 def user_placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
     """Return the nodes of the flattened inputs that the user gives, in order."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     specs = program.graph_signature.input_specs
     return [placeholders[spec.arg.name] for spec in specs if _is_users(spec)]
+
+
+def _follows_another(size: str, sizes: Container[str]) -> bool:
+    """Return whether a size is a multiple of one that an input has itself."""
+    multiple, root = _multiple(size)
+    return multiple > 1 and _follows(root, sizes)
+
+
+def _traced_range(
+    program: torch.export.ExportedProgram, size: int | torch.SymInt, multiple: int
+) -> DimRange:
+    """Return the range that a program was traced for, of a size that is a multiple of a symbol."""
+    (base,) = symbols(size)
+    limits = program.range_constraints.get(base)
+    # torch assumes sizes of at least 2 while it traces; that is not a limit of the model.
+    low, high = (limits.lower, limits.upper) if limits else (1, None)
+    least = multiple * (1 if low <= 2 else int(low))
+    return DimRange(least, None, _finite(high, multiple), multiple=multiple)
 
 
 def limit_to_chunks(

@@ -78,40 +78,82 @@ def export_program(
     except LinexportError:
         raise
     except Exception as error:
-        is_frozen = "onstraints violated" in str(error)
-        if loaded.decode_module is None:
-            rolled = _of_few_steps(loaded, counted, _fixed(error)) if is_frozen else None
-            rolled = rolled or _of_own_scans(loaded)
-            if rolled is not None:
-                return rolled
-        if is_frozen:
-            sized = _of_integer_sizes(loaded, whole)
-            if sized is not None:
-                return sized
-            loose = None if counted else _related(loaded, error) or _without_names(loaded, error)
-            if loose is not None:
-                return export_program(loose, named=named or loaded.dynamic_shapes)
-            # A loop that is traced to its end is as long at the next sizes, and fixes them as well.
-            moved = None if counted or whole else _where_not_fixed(loaded, error)
-            if moved is not None:
-                return moved
-            itself = "" if counted or whole else fails_at_others(loaded, _fixed(error))
-            raise frozen(loaded, error, itself=itself) from error
+        return _in_another_way(loaded, counted, error, whole, named)
+    if loaded.decode_module is not None:
+        return program
+    rolled = _at_any_length(loaded, counted, program, named)
+    if rolled is None and counted:
+        raise UnsupportedModelError(_frozen_loop(counted[0]))
+    return rolled or program
+
+
+def _in_another_way(
+    loaded: LoadedModel,
+    counted: Sequence[capture.TracedCount],
+    error: Exception,
+    whole: bool,
+    named: object,
+) -> torch.export.ExportedProgram:
+    """Trace a model whose code torch does not trace as it is.
+
+    Args:
+        loaded: the model.
+        counted: loops that were found before.
+        error: of its trace.
+        whole: see ``export_program``.
+        named: likewise.
+
+    Raises:
+        UnsupportedModelError: its code fixes a dimension.
+        BuildError: torch fails in another way.
+    """
+    is_frozen = "onstraints violated" in str(error)
+    if loaded.decode_module is None:
+        rolled = _of_few_steps(loaded, counted, _fixed(error)) if is_frozen else None
+        rolled = rolled or _of_own_scans(loaded)
+        if rolled is not None:
+            return rolled
+    if not is_frozen:
         said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
             f"torch.export cannot trace the model: {said}{_own_failure(loaded, said)}"
         ) from error
-    if loaded.decode_module is not None:
-        return program
+    sized = _of_integer_sizes(loaded, whole)
+    if sized is not None:
+        return sized
+    loose = None if counted else _related(loaded, error) or _without_names(loaded, error)
+    if loose is not None:
+        return export_program(loose, named=named or loaded.dynamic_shapes)
+    # A loop that is traced to its end is as long at the next sizes, and fixes them as well.
+    moved = None if counted or whole else _where_not_fixed(loaded, error)
+    if moved is not None:
+        return moved
+    itself = "" if counted or whole else fails_at_others(loaded, _fixed(error))
+    raise frozen(loaded, error, itself=itself) from error
+
+
+def _at_any_length(
+    loaded: LoadedModel,
+    counted: Sequence[capture.TracedCount],
+    program: torch.export.ExportedProgram,
+    named: object,
+) -> torch.export.ExportedProgram | None:
+    """Return a program that takes more lengths than one that was traced; None without one.
+
+    Args:
+        loaded: the model.
+        counted: loops that the program has unrolled.
+        program: was traced.
+        named: see ``export_program``.
+    """
     rolled = _of_few_steps(loaded, counted) if counted else None
-    if rolled is None and _is_limited(loaded, program):
-        rolled = _of_few_steps(loaded) if _slices(loaded) else None
-        rolled = rolled or _of_own_scans(loaded)
-        if rolled is None and not counted:
-            return at_other_sizes(loaded, program, _export, named or loaded.dynamic_shapes)
-    if rolled is None and counted:
-        raise UnsupportedModelError(_frozen_loop(counted[0]))
-    return rolled or program
+    if rolled is not None or not _is_limited(loaded, program):
+        return rolled
+    rolled = _of_few_steps(loaded) if _slices(loaded) else None
+    rolled = rolled or _of_own_scans(loaded)
+    if rolled is not None or counted:
+        return rolled
+    return at_other_sizes(loaded, program, _export, named or loaded.dynamic_shapes)
 
 
 def _refuses_fixed_sizes(loaded: LoadedModel) -> bool:
