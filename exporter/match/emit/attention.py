@@ -33,6 +33,7 @@ from linexport.match.forms.exact import LARGEST
 from linexport.match.forms.terms import IDENTITY, Leaf, PositionOrder
 from linexport.match.roles import decay
 from linexport.match.roles.head_layout import axis_size, check_heads
+from linexport.match.roles.roles import Roles
 from linexport.match.roles.running_maximum import with_features
 from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.linear_attention import INPUTS
@@ -74,36 +75,67 @@ class MatchWriter(Sums):
         Raises:
             NotAttentionError: it cannot be written with the op.
         """
-        roles, order = self.roles, self.layout
-        check_heads(roles)
+        check_heads(self.roles)
         dtype = self.dtype()
-        if is_sum(roles):
+        if is_sum(self.roles):
             return self.sum(dtype)
-        faded: gs.Tensor = gs.Variable.empty()
         rates = self.rates(dtype)
         state_space = self.state_space(dtype, rates)
         if state_space is not None:
             return self._finished(state_space)
-        if roles.stabilized:
-            queries, keys, decays = self.stabilized(order.value)
-            groups = (roles.batch, roles.key_position, order.value)
-            features = Leaf(self.feature(keys, 0, order.value), groups)
-            roles = with_features(roles, features)
-            if roles.from_zero:
-                share = Leaf(
-                    self.feature(queries, 0, order.value),
-                    (roles.batch, roles.query_position, order.value),
-                )
-                self.roles = replace(self.roles, weights=(*self.roles.weights, share))
-            faded = self.cast(self.feature(decays, 0, order.value), dtype)
-        elif rates is not None:
-            faded = self.logarithms_of_sizes(rates)
-        elif roles.decay:
-            faded = self.decay(dtype)
+        roles, faded = self._decayed(rates, dtype)
         if roles.products:
             roles = with_concatenated_features(self, dtype)
-        # Without a value, or query and key, they are 1, of width 1.
-        inputs: list[gs.Tensor] = [
+        inputs = self._query_key_value(roles, dtype)
+        initial = self._initial(dtype) if roles.initial else None
+        if initial is not None:
+            inputs[2] = self._since_start(inputs[2], initial, faded, rates)
+        mask: gs.Tensor = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
+        if roles.reverse:
+            # A sum over later tokens is the causal sum of the tokens in reverse order.
+            *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
+        if roles.lag:
+            inputs, faded, rates, mask = self._earlier(inputs, faded, rates, mask)
+        signs = None if rates is None else self.signs(rates)
+        if signs is not None:
+            inputs = self.turned(inputs, signs)
+        inputs += self._optional(roles, faded, mask, dtype)
+        if signs is not None:
+            for place, past in self.turned_pasts(signs).items():
+                inputs[place] = past
+        if self.mapped is not None and self.applies_map and self.parameters:
+            inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
+            inputs += self.parameters
+        return self._finished(self._attention(inputs, dtype), signs, initial)
+
+    def _decayed(
+        self, rates: gs.Tensor | None, dtype: np.dtype[np.generic]
+    ) -> tuple[Roles, gs.Tensor]:
+        """Return the roles, with features of a running maximum, and the logarithms of decays.
+
+        Args:
+            rates: decays that may be negative, see ``rates``.
+            dtype: that the op computes in.
+        """
+        roles, heads = self.roles, self.layout.value
+        if roles.stabilized:
+            # exp(a_s - m_t) is a product of a feature of the query, one of the key, and decays.
+            queries, keys, decays = self.stabilized(heads)
+            groups = (roles.batch, roles.key_position, heads)
+            roles = with_features(roles, Leaf(self.feature(keys, 0, heads), groups))
+            if roles.from_zero:
+                groups = (roles.batch, roles.query_position, heads)
+                share = Leaf(self.feature(queries, 0, heads), groups)
+                self.roles = replace(self.roles, weights=(*self.roles.weights, share))
+            return roles, self.cast(self.feature(decays, 0, heads), dtype)
+        if rates is not None:
+            return roles, self.logarithms_of_sizes(rates)
+        return roles, self.decay(dtype) if roles.decay else gs.Variable.empty()
+
+    def _query_key_value(self, roles: Roles, dtype: np.dtype[np.generic]) -> list[gs.Tensor]:
+        """Return the packed inputs; one that roles lack is 1 everywhere, of width 1."""
+        order = self.layout
+        return [
             self.packed(role, leaves, heads, width, dtype)
             if leaves
             else self.everywhere(
@@ -115,37 +147,29 @@ class MatchWriter(Sums):
                 ("value", roles.value, order.value, roles.widths, roles.key_position),
             )
         ]
-        initial = self._initial(dtype) if roles.initial else None
-        if initial is not None:
-            # b_t - (1 - a_t) h: what is computed is h_t - h, which is zero before the first token.
-            kept = scaled_tokens(
-                self, initial, self._kept(faded, rates, 1, False), axis_size(self.layout.value)
-            )
-            stored = self.op.Add(inputs[2], kept, shape=initial.shape)
-            inputs[2] = self.op.Sub(stored, initial, shape=initial.shape)
-        mask: gs.Tensor = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
-        if roles.reverse:
-            # A sum over later tokens is the causal sum of the tokens in reverse order.
-            *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
-        if roles.lag:
-            inputs, faded, rates, mask = self._earlier(inputs, faded, rates, mask)
-        signs = None if rates is None else self.signs(rates)
-        if signs is not None:
-            inputs = self.turned(inputs, signs)
-        # Inputs are positional, and these two are states: a pass that follows may add them.
-        if not faded.is_empty() or not mask.is_empty() or roles.delta:
-            inputs += [gs.Variable.empty(), gs.Variable.empty(), faded]
-        if not mask.is_empty() or roles.delta:
-            inputs.append(self._beta(dtype) if roles.delta else gs.Variable.empty())
-        if not mask.is_empty():
-            inputs.append(mask)
-        if signs is not None:
-            for place, past in self.turned_pasts(signs).items():
-                inputs[place] = past
-        if self.mapped is not None and self.applies_map and self.parameters:
-            inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
-            inputs += self.parameters
-        return self._finished(self._attention(inputs, dtype), signs, initial)
+
+    def _since_start(
+        self, value: gs.Tensor, initial: gs.Tensor, faded: gs.Tensor, rates: gs.Tensor | None
+    ) -> gs.Tensor:
+        """Return the values of a recurrence that begins with 0 in the place of a given state h.
+
+        b_t - (1 - a_t) h: what is computed is h_t - h, which is zero before the first token.
+        """
+        decays = self._kept(faded, rates, 1, False)
+        kept = scaled_tokens(self, initial, decays, axis_size(self.layout.value))
+        stored = self.op.Add(value, kept, shape=initial.shape)
+        return self.op.Sub(stored, initial, shape=initial.shape)
+
+    def _optional(
+        self, roles: Roles, faded: gs.Tensor, mask: gs.Tensor, dtype: np.dtype[np.generic]
+    ) -> list[gs.Tensor]:
+        """Return the inputs behind query, key and value, up to the last that is given."""
+        beta: gs.Tensor = self._beta(dtype) if roles.delta else gs.Variable.empty()
+        # Inputs are positional, and the first two are states: a pass that follows may add them.
+        found: list[gs.Tensor] = [gs.Variable.empty(), gs.Variable.empty(), faded, beta, mask]
+        while found and found[-1].is_empty():
+            found.pop()
+        return found
 
     @property
     def _packed(self) -> tuple[Index, ...]:

@@ -163,17 +163,7 @@ class WindowReader:
         others = [t for t in inputs_of(window.nodes) if t.name not in made]
         sources = [t for m in window.given for t in (m.source, m.start) if t is not None]
         tensors = [*sources, *(t for t in others if t.name not in {s.name for s in sources})]
-        if any(stated_sizes(t) is None or t.dtype is None for t in tensors):
-            raise NoWindowError("the sizes of what they read are not known")
-        symbols = self.sizes.at(sum(lengths), tensors)
-        shapes = [shape_at(t, symbols) for t in tensors]
-        if any(math.prod(shape) > LARGEST for shape in shapes):
-            raise NoWindowError("what they read is too large to be compared")
-        random = np.random.default_rng(times)
-        values = {
-            t.name: numbers(random, shape, t.dtype)
-            for t, shape in zip(tensors, shapes, strict=True)
-        }
+        values = self._values(tensors, sum(lengths), times)
         inputs = [*(m.result for m in window.given), *others]
         for end in (*window.ends, *window.lasts):
             try:
@@ -192,6 +182,24 @@ class WindowReader:
             joined = parts[-1] if axis is None else np.concatenate(parts, axis)
             if not nearly_equal(joined, whole):
                 raise NoWindowError(f"{end.name} differs in pieces of {lengths} tokens")
+
+    def _values(
+        self, tensors: Sequence[gs.Tensor], length: int, seed: int
+    ) -> dict[str, np.ndarray]:
+        """Return numbers for a sequence of some length.
+
+        Raises:
+            NoWindowError: a size is not known, or too large.
+        """
+        if any(stated_sizes(t) is None or t.dtype is None for t in tensors):
+            raise NoWindowError("the sizes of what they read are not known")
+        symbols = self.sizes.at(length, tensors)
+        shapes = [shape_at(t, symbols) for t in tensors]
+        if any(math.prod(shape) > LARGEST for shape in shapes):
+            raise NoWindowError("what they read is too large to be compared")
+        random = np.random.default_rng(seed)
+        pairs = zip(tensors, shapes, strict=True)
+        return {t.name: numbers(random, shape, t.dtype) for t, shape in pairs}
 
     def _fed(
         self,

@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import onnx_graphsurgeon as gs
+import onnxruntime
 
 from linexport.graph.monomials import Size
 from linexport.graph.operators import CONTRACTIONS, INDEXING, LAYOUT, SIZES_ONLY
@@ -213,37 +215,20 @@ class MoveReader:
         except NotRunnableError as reason:
             log.debug("%s is not read: %s", result.name, reason)
             return None
-        random, found = np.random.default_rng(0), set[_Change]()
+        probe = _Probe(run, given, self.sizes, source, start, result, axis)
+        found = set[_Change]()
         for length, long in (
             (reach + 3, True),
             (2 * reach + 8, True),
             (reach // 3, False),
             (1, False),
         ):
-            try:
-                shapes = [shape_at(t, self.sizes.at(length, given)) for t in given]
-            except NotRunnableError:
+            rows = probe.at(length)
+            if rows is None or (long and rows.after is None):
                 return None
-            if any(math.prod(shape) > LARGEST for shape in shapes):
-                return None
-            pairs = zip(given, shapes, strict=True)
-            fed = {t.name: numbers(random, shape, t.dtype) for t, shape in pairs}
-            x = np.moveaxis(fed[source.name], axis, 0)
-            rows = None if start is None else fed[start.name]
-            if rows is not None and rows.ndim != x.ndim:
-                return None
-            front = None if rows is None else np.moveaxis(rows, axis, 0)
-            try:
-                (made,) = run.run(None, fed)
-            except Exception as error:
-                log.debug("%s at %d tokens: %s", result.name, length, error)
-                if long:
-                    return None
+            if rows.after is None:
                 continue  # fewer tokens than the model takes
-            if made.ndim != x.ndim or made.dtype != x.dtype:
-                return None
-            y = np.moveaxis(made, axis, 0)
-            own = _change(x, y, front) if long else None
+            own = _change(rows.before, rows.after, rows.start) if long else None
             if own is not None:
                 found.add(own)
             # Another change at another length is one that depends on the length.
@@ -252,10 +237,70 @@ class MoveReader:
             (change,) = found
             # The example may be shorter than the padding in front: a length at which the model does
             # not run does not speak against the shift.
-            expected = change(x, front)
-            if len(y) == len(expected) and not np.array_equal(y, expected):
+            expected = change(rows.before, rows.start)
+            if len(rows.after) == len(expected) and not np.array_equal(rows.after, expected):
                 return None
         return Moved(source, result, axis, *change, start if change.fill == GIVEN else None)
+
+
+class _Rows(NamedTuple):
+    """Rows of a source, those that are made of them, and those of a start.
+
+    ``after`` is None where nodes do not run at that length.
+    """
+
+    before: np.ndarray
+    after: np.ndarray | None
+    start: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Nodes that are run on random numbers, at lengths of a sequence.
+
+    Attributes:
+        session: of the nodes.
+        given: what they read.
+        sizes: which symbol is the number of tokens.
+        source, start, result: the values whose rows are compared; a start may be missing.
+        axis: of their tokens.
+        random: numbers, other ones at each length.
+    """
+
+    session: onnxruntime.InferenceSession
+    given: list[gs.Tensor]
+    sizes: TokenSizes
+    source: gs.Tensor
+    start: gs.Tensor | None
+    result: gs.Tensor
+    axis: int
+    random: np.random.Generator = field(default_factory=partial(np.random.default_rng, 0))
+
+    def at(self, length: int) -> _Rows | None:
+        """Return the rows at a length; None where they cannot be compared."""
+        try:
+            shapes = [shape_at(t, self.sizes.at(length, self.given)) for t in self.given]
+        except NotRunnableError:
+            return None
+        if any(math.prod(shape) > LARGEST for shape in shapes):
+            return None
+        pairs = zip(self.given, shapes, strict=True)
+        fed = {t.name: numbers(self.random, shape, t.dtype) for t, shape in pairs}
+        x = fed[self.source.name]
+        rows = None if self.start is None else fed[self.start.name]
+        if rows is not None and rows.ndim != x.ndim:
+            return None
+        try:
+            (made,) = self.session.run(None, fed)
+        except Exception as error:
+            log.debug("%s at %d tokens: %s", self.result.name, length, error)
+            return _Rows(self._rows(x), None, None)
+        if made.ndim != x.ndim or made.dtype != x.dtype:
+            return None
+        return _Rows(self._rows(x), self._rows(made), None if rows is None else self._rows(rows))
+
+    def _rows(self, value: np.ndarray) -> np.ndarray:
+        return np.moveaxis(value, self.axis, 0)
 
 
 class _Region(NamedTuple):
