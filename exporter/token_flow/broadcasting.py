@@ -62,18 +62,12 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
     if op in COMPARISONS:
         values = _compared(values, axes)
     form = _form(op, values, axes)
-    if form is None and not spans(axes) and any(_counts_all(a, v) for v in values):
-        if time == Time.BEFORE:
-            raise MixingError(_TIMES)
-        values = [replace(v, numbers=None, form=None) if _counts_all(a, v) else v for v in values]
-        time = Time.AFTER
+    if form is None and not spans(axes):
+        values, time = _at_the_end(a, values, time)
     if form is None or any(v.tokens for v in values):
         a.check_same_everywhere(*values)
     tokens = any(v.tokens for v in values)
-    mask = _mask(op, values, axes)
-    states = frozenset[str]()
-    if not spans(axes) and all(v.states or not v.tokens for v in inputs):
-        states = states.union(*(v.states for v in inputs))
+    mask, states = _mask(op, values, axes), _states(inputs, axes)
     made = TokenValue(axes, None, form, mask, time, tokens, None, _faults(inputs), states)
     # A number that is added to a running sum does not keep a state from continuing it.
     if op in COPIES or (op in ("Add", "Sub") and inputs[1].uniform is not None):
@@ -81,6 +75,29 @@ def elementwise(a: Interpreter, op: str, inputs: Sequence[TokenValue]) -> TokenV
     if op not in COPIES:
         return made
     return replace(made, tag=inputs[0].tag, numbers=inputs[0].numbers)
+
+
+def _at_the_end(
+    a: Interpreter, values: list[TokenValue], time: Time
+) -> tuple[list[TokenValue], Time]:
+    """Return values and their time, which is after a call where the number of all tokens is one.
+
+    Raises:
+        MixingError: another is from before the call.
+    """
+    if not any(_counts_all(a, v) for v in values):
+        return values, time
+    if time == Time.BEFORE:
+        raise MixingError(_TIMES)
+    values = [replace(v, numbers=None, form=None) if _counts_all(a, v) else v for v in values]
+    return values, Time.AFTER
+
+
+def _states(inputs: Sequence[TokenValue], axes: Sequence[Axis]) -> frozenset[str]:
+    """Return the states that a value without tokens is made of; none where something else is."""
+    if spans(axes) or not all(v.states or not v.tokens for v in inputs):
+        return frozenset()
+    return frozenset[str]().union(*(v.states for v in inputs))
 
 
 def _continued(a: Interpreter, inputs: Sequence[TokenValue]) -> TokenValue | None:

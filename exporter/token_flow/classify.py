@@ -182,6 +182,11 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
         return None if same else (None, "is not what the first call was given")
     if any(_sums(value, state.past, source) for source in a.sums.values()):
         return None
+    return _rows_fault(a, state, value)
+
+
+def _rows_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int | None, str] | None:
+    """Return why rows of earlier tokens are not those that the next call puts in front."""
     join = a.joins.get(state.past)
     if join is None:
         return None, f"gives a state {state.present} that no rows of {state.past} precede"
@@ -192,6 +197,7 @@ def _state_fault(a: Interpreter, state: State, value: TokenValue) -> tuple[int |
             natural[place] = next((g for g in join.tag.groups if g[:1] >= (len(axes),)), ())
     held = value.tag == replace(join.tag, groups=tuple(natural))
     span = next(iter(value.spans), None)
+    # Either as many last rows as were taken, or, of a state that grows, all tokens so far.
     whole = span is not None and span.stop == join.stop and span.size == join.rows
     every = span is not None and join.rows == a.past and span.start == ZERO and span.stop == a.end
     if not held or len(value.spans) != 1 or not (whole or every):

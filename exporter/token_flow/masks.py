@@ -135,6 +135,7 @@ def _applied(operator: str, steps: list[Step], distance: int) -> Step:
             return steps[1] if steps[0].at(distance) else steps[2]
         case "Where" if steps[1] == steps[2]:
             return steps[1]
+        # A score that is excluded stays so whatever is added to it, or taken off.
         case "Add" | "Sum" if least <= EXCLUDED:
             return LinearStep(least)
         case "Sub" if steps[1] is None and least <= EXCLUDED:
@@ -143,20 +144,33 @@ def _applied(operator: str, steps: list[Step], distance: int) -> Step:
             return LinearStep(0.0) if least <= EXCLUDED else ANY
         case "LogSoftmax":
             return LinearStep(least) if least <= EXCLUDED else ANY
-    if len(known) < len(steps):
-        return ANY
+    return ANY if len(known) < len(steps) else _of_lines(operator, known, distance)
+
+
+def _of_lines(operator: str, lines: Sequence[LinearStep], distance: int) -> Step:
+    """Return what an operator makes of functions that are all known."""
     if operator in ORDERS and operator not in COMPARISONS:
-        values = [step.at(distance) for step in known]
-        if operator == "Abs":
-            return known[0] if values[0] >= 0 else LinearStep(-known[0].offset, -known[0].slope)
-        if operator == "Relu":
-            return known[0] if values[0] >= 0 else LinearStep(0.0)
-        if operator == "Clip":
-            return known[values.index(sorted(values)[1])] if len(values) == 3 else ANY
-        return known[values.index((max if operator == "Max" else min)(values))]
+        return _ordered(operator, lines, distance)
     if operator in LINEAR:
-        return _linear(operator, known)
-    return _of_numbers(operator, [step.at(distance) for step in known], numbers)
+        return _linear(operator, lines)
+    values = [line.at(distance) for line in lines]
+    return _of_numbers(operator, values, [line.number for line in lines])
+
+
+def _ordered(operator: str, lines: Sequence[LinearStep], distance: int) -> Step:
+    """Return which of some functions an operator takes: up to the next cut none crosses another."""
+    values = [line.at(distance) for line in lines]
+    match operator:
+        case "Abs" | "Relu" if values[0] >= 0:
+            return lines[0]
+        case "Abs":
+            return LinearStep(-lines[0].offset, -lines[0].slope)
+        case "Relu":
+            return LinearStep(0.0)
+        case "Clip":
+            # The middle one of lower bound, value and upper bound.
+            return lines[values.index(sorted(values)[1])] if len(values) == 3 else ANY
+    return lines[values.index((max if operator == "Max" else min)(values))]
 
 
 def _linear(operator: str, lines: Sequence[LinearStep]) -> Step:

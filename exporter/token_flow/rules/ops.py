@@ -87,16 +87,10 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
     Raises:
         MixingError: they are elsewhere, or it sees all of them.
     """
-    places, own = op.tokens(node.attrs), list[Axis]()
-    for name, value in read.items():
-        place = places.get(name)
-        for number, axis in enumerate(value.known_axes):
-            if number == place:
-                own.append(axis)
-            elif has_tokens(axis) and (number or place is None):
-                raise MixingError(f"has tokens at another axis of its {name} than it works along")
+    own = _worked_along(node, op, read)
     if not any(map(has_tokens, own)):
         return None
+    places = op.tokens(node.attrs)
     if any(spans(v.known_axes[:1]) for n, v in read.items() if places.get(n)):
         raise MixingError("has tokens in its batch as well")
     if not op.causal(node.attrs):
@@ -106,22 +100,48 @@ def _tokens(a: Interpreter, node: gs.Node, op: Op, read: Mapping[str, TokenValue
         )
     if not op.has_state:
         return next(s for axis in own for s in spans([axis]))
-    found = [_steps(axis) for axis in own]
-    first = found[0]
-    same = all(s is not None and s.place == first.place for s in found) if first else False
+    first, *others = (_steps(axis) for axis in own)
+    same = first is not None and all(s is not None and s.place == first.place for s in others)
     if first is None or not same or any(axis[1:] != own[0][1:] for axis in own):
         raise MixingError("has other tokens in one input than in another")
-    if first.real is not None:
-        raise MixingError(FILLED, HISTORY, at=first.filled_by)
-    if first.start != a.past or first.stop != a.end:
-        ahead = (first.start - a.past).number or 0
-        what = (
-            f"lets tokens read up to {ahead} later ones"
-            if ahead > 0
-            else ("gives other tokens than those of the call")
-        )
-        raise MixingError(what, at=first.moved_by)
+    _check_call(a, first)
     return first
+
+
+def _worked_along(node: gs.Node, op: Op, read: Mapping[str, TokenValue]) -> list[Axis]:
+    """Return the axes of what a node reads that its op works along.
+
+    Raises:
+        MixingError: there are tokens at another axis.
+    """
+    places, own = op.tokens(node.attrs), list[Axis]()
+    for name, value in read.items():
+        place = places.get(name)
+        for number, axis in enumerate(value.known_axes):
+            if number == place:
+                own.append(axis)
+            elif has_tokens(axis) and (number or place is None):
+                raise MixingError(f"has tokens at another axis of its {name} than it works along")
+    return own
+
+
+def _check_call(a: Interpreter, span: Span) -> None:
+    """Check that tokens are those of a call: a state goes on where the call before has ended.
+
+    Raises:
+        MixingError: they are others, or filled in.
+    """
+    if span.real is not None:
+        raise MixingError(FILLED, HISTORY, at=span.filled_by)
+    if span.start == a.past and span.stop == a.end:
+        return
+    ahead = (span.start - a.past).number or 0
+    what = (
+        f"lets tokens read up to {ahead} later ones"
+        if ahead > 0
+        else "gives other tokens than those of the call"
+    )
+    raise MixingError(what, at=span.moved_by)
 
 
 def _steps(axis: Axis) -> Span | None:

@@ -13,7 +13,7 @@ from linexport.token_flow.broadcasting import align
 from linexport.token_flow.interpreter import FlowKind, Interpreter, Join, rule
 from linexport.token_flow.lengths import ZERO, Length, of
 from linexport.token_flow.masks import Mask
-from linexport.token_flow.values import Affine, MixingError, Time, TokenValue
+from linexport.token_flow.values import Affine, MixingError, Tag, Time, TokenValue
 
 END = 1 << 31
 """Numbers from here on stand for the end of an axis, as exporters write it."""
@@ -241,20 +241,41 @@ def _tokens_joined(
 ) -> TokenValue:
     """Return rows and tokens, one behind the other."""
     first = next(i for i, span in enumerate(known) if span is not None)
-    span, tag = known[first], parts[first].tag
+    begin, span = parts[0], known[first]
     assert span is not None
     behind = [size_of(part.known_axes[place]).number for part in parts[1:]]
-    if len(parts[0].spans) == 2 and not any(known[1:]) and None not in behind:
+    if len(begin.spans) == 2 and not any(known[1:]) and None not in behind:
         # Scores of keys that are not tokens, such as a sink: each query has its own.
         extra = sum(n for n in behind if n is not None)
         found = _joined(a, parts, place, (replace(span, extra=extra),))
-        return replace(found, mask=parts[0].mask)
-    for part, other in zip(parts[first + 1 :], known[first + 1 :], strict=True):
+        return replace(found, mask=begin.mask)
+    span, tag = _run_of_tokens(a, parts[first:], place)
+    for part in reversed(parts[:first]):
+        span = _in_front(a, part, place, span, state=part is begin)
+    state = next(iter(begin.states), "") if first and begin.time == Time.BEFORE else ""
+    timeless = [replace(p, time=Time.ALWAYS) if p is begin and state else p for p in parts]
+    found = _joined(a, timeless, place, (span,))
+    if state:
+        return replace(found, tag=_behind_state(a, state, begin, parts[first], span, place))
+    return found if first else replace(found, tag=tag and tag.resized(place, span.size))
+
+
+def _run_of_tokens(
+    a: Interpreter, parts: Sequence[TokenValue], place: int
+) -> tuple[Span, Tag | None]:
+    """Return the tokens of parts, the first of which has some, and what they are of.
+
+    Raises:
+        MixingError: they do not follow one another.
+    """
+    span, tag = span_of(parts[0].known_axes[place]), parts[0].tag
+    assert span is not None
+    for part in parts[1:]:
+        axis = part.known_axes[place]
+        other = span_of(axis)
         if other is None:
-            size = size_of(part.known_axes[place])
-            stop = span.stop + size * of(span.step)
-            span = replace(span, stop=stop, moved_by=a.number)
-            tag = None
+            stop = span.stop + size_of(axis) * of(span.step)
+            span, tag = replace(span, stop=stop, moved_by=a.number), None
             continue
         follows = (other.start, other.step) == (span.stop, span.step)
         if not follows or tag is None or part.tag != tag:
@@ -262,27 +283,35 @@ def _tokens_joined(
                 "reorders tokens, or puts other values in front of a part of them", HISTORY
             )
         span = replace(span, stop=other.stop)
-    for part in reversed(parts[:first]):
-        span = _in_front(a, part, place, span, state=part is parts[0])
-        tag = None
-    begin, own = parts[0], known[first]
-    state = next(iter(begin.states), "") if first and begin.time == Time.BEFORE else ""
-    timeless = [replace(p, time=Time.ALWAYS) if p is begin and state else p for p in parts]
-    found = _joined(a, timeless, place, (span,))
-    if state:
-        assert begin.tag is not None and own is not None
-        source = ("rows of", state, parts[first].tag)
-        tag = replace(begin.tag, source=source).resized(place, span.size)
-        join = a.joins.get(state)
-        if tag is None or (join is not None and join.tag != tag):
-            raise MixingError("puts rows of a state in front of other tokens than they are of")
-        rows = own.start - span.start
-        a.joins[state] = Join(a.number, tag, own.stop, rows)
-        a.note(FlowKind.STATEFUL)
-        return replace(found, tag=tag)
-    if first == 0:
-        found = replace(found, tag=tag and tag.resized(place, span.size))
-    return found
+    return span, tag
+
+
+def _behind_state(
+    a: Interpreter, state: str, begin: TokenValue, tokens: TokenValue, span: Span, place: int
+) -> Tag:
+    """Return what rows of a state and tokens behind them are of, and note it for the state.
+
+    Args:
+        a: the interpreter.
+        state: its input.
+        begin: its rows.
+        tokens: the first behind them.
+        span: all of them.
+        place: their axis.
+
+    Raises:
+        MixingError: its rows are in front of other tokens elsewhere.
+    """
+    own = span_of(tokens.known_axes[place])
+    assert begin.tag is not None and own is not None
+    source = ("rows of", state, tokens.tag)
+    tag = replace(begin.tag, source=source).resized(place, span.size)
+    join = a.joins.get(state)
+    if tag is None or (join is not None and join.tag != tag):
+        raise MixingError("puts rows of a state in front of other tokens than they are of")
+    a.joins[state] = Join(a.number, tag, own.stop, own.start - span.start)
+    a.note(FlowKind.STATEFUL)
+    return tag
 
 
 def _in_front(a: Interpreter, part: TokenValue, place: int, span: Span, state: bool) -> Span:
