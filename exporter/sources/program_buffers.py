@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,45 +95,23 @@ def _is_written(node: torch.fx.Node) -> bool:
 
 def _lifted(program: ExportedProgram, buffers: tuple[Buffer, ...]) -> ExportedProgram:
     """Return a functional program that takes and returns buffers, in the order of their states."""
-    signature, graph = program.graph_signature, program.graph
     names = {state.past: b.title for b in buffers for state in b.states()}
-    order = [names[state.past] for state in states_of(buffers)]
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    by_name = {node.name: node for node in placeholders}
-    taken = {s.target: s for s in signature.input_specs if s.kind == InputKind.BUFFER}
-    last = placeholders[-1]
-    for name in order:
-        node = by_name[taken[name].arg.name]
-        if node is not last:
-            last.append(node)
-        last = node
-    moved = [taken[name] for name in order]
-    inputs = [s for s in signature.input_specs if s not in moved]
-    for state, spec in zip(states_of(buffers), moved, strict=True):
-        node = by_name[spec.arg.name]  # an input has the name that a call gives it
-        node.name = node.target = state.past
-        inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(state.past), None))
-    output = next(node for node in graph.nodes if node.op == "output")
-    pairs = list(zip(signature.output_specs, output.args[0], strict=True))
-    written = {s.target: (s, x) for s, x in pairs if s.kind == OutputKind.BUFFER_MUTATION}
-    own = [(s, x) for s, x in pairs if s.kind != OutputKind.BUFFER_MUTATION]
-    rest = [
-        (OutputSpec(OutputKind.USER_OUTPUT, written[n][0].arg, None), written[n][1]) for n in order
-    ]
-    output.args = (tuple(x for _, x in (*own, *rest)),)
+    titles = {state.past: names[state.past] for state in states_of(buffers)}
+    inputs = _with_inputs(program, titles)
+    outputs = _with_outputs(program, list(titles.values()))
     stored = {**program.state_dict, **program.constants}
-    pasts = {state.past: stored[names[state.past]] for state in states_of(buffers)}
+    pasts = {past: stored[title] for past, title in titles.items()}
     args, kwargs = program.example_inputs or ((), {})
     examples = (args, {**kwargs, **pasts})
     call = program.module_call_graph[0].signature
     assert call is not None
     returned = pytree.tree_unflatten([0] * call.out_spec.num_leaves, call.out_spec)
     given = [*(call.forward_arg_names or []), *pasts]
-    specs = pytree.tree_structure(examples), pytree.tree_structure((returned, tuple(order)))
+    specs = pytree.tree_structure(examples), pytree.tree_structure((returned, tuple(pasts)))
     return ExportedProgram(
         root=program.graph_module,
-        graph=graph,
-        graph_signature=ExportGraphSignature(inputs, [s for s, _ in (*own, *rest)]),
+        graph=program.graph,
+        graph_signature=ExportGraphSignature(inputs, outputs),
         state_dict=program.state_dict,
         range_constraints=program.range_constraints,
         module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], *specs, given))],
@@ -140,3 +119,52 @@ def _lifted(program: ExportedProgram, buffers: tuple[Buffer, ...]) -> ExportedPr
         constants=program.constants,
         verifiers=program.verifiers,
     )
+
+
+def _with_inputs(program: ExportedProgram, titles: Mapping[str, str]) -> list[InputSpec]:
+    """Move buffers behind all inputs of a graph, under the names of their states.
+
+    Args:
+        program: is changed.
+        titles: of the buffers, by the name of the input that a state has.
+
+    Returns:
+        The inputs, in order.
+    """
+    given = program.graph_signature.input_specs
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    by_name = {node.name: node for node in placeholders}
+    taken = {s.target: s for s in given if s.kind == InputKind.BUFFER}
+    moved = [taken[title] for title in titles.values()]
+    inputs = [s for s in given if s not in moved]
+    last = placeholders[-1]
+    for spec in moved:
+        node = by_name[spec.arg.name]
+        if node is not last:
+            last.append(node)
+        last = node
+    for past, spec in zip(titles, moved, strict=True):
+        node = by_name[spec.arg.name]  # an input has the name that a call gives it
+        node.name = node.target = past
+        inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(past), None))
+    return inputs
+
+
+def _with_outputs(program: ExportedProgram, order: Sequence[str]) -> list[OutputSpec]:
+    """Return what a graph writes to buffers behind its outputs, in an order of the buffers.
+
+    Args:
+        program: is changed.
+        order: of the buffers, by title.
+
+    Returns:
+        The outputs, in order.
+    """
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    pairs = list(zip(program.graph_signature.output_specs, output.args[0], strict=True))
+    written = {s.target: (s, x) for s, x in pairs if s.kind == OutputKind.BUFFER_MUTATION}
+    found = [(s, x) for s, x in pairs if s.kind != OutputKind.BUFFER_MUTATION]
+    for spec, value in (written[title] for title in order):
+        found.append((OutputSpec(OutputKind.USER_OUTPUT, spec.arg, None), value))
+    output.args = (tuple(x for _, x in found),)
+    return [s for s, _ in found]

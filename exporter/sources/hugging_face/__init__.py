@@ -7,9 +7,11 @@ run unless that was asked for.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +104,7 @@ def load_hugging_face(
     saved, folder = folder, model_of(folder)
     config = read_config(folder, trust_remote_code)
     from linexport.models import flash_linear_attention as fla
-    from linexport.sources.hugging_face import bidirectional
+    from linexport.sources.hugging_face import bidirectional, flash_linear_attention
     from linexport.sources.hugging_face.choose_head import head_of, modules_left_out
     from linexport.sources.hugging_face.heads import CAUSAL, check_padding
     from linexport.sources.hugging_face.vision import has_tower
@@ -114,25 +116,9 @@ def load_hugging_face(
     copied = tuple(
         {path.name: path for path in (*copied_files(saved), *copied_files(folder))}.values()
     )
-    if config["model_type"] in fla.layouts():
-        from linexport.sources.hugging_face.flash_linear_attention import load
-
-        if head is not CAUSAL or adapter is not None:
-            raise refuse(
-                folder / CONFIG,
-                f"a checkpoint of flash-linear-attention, {config.get('architectures')}; only "
-                "causal language models of it are converted, without adapters",
-                "build the model in a factory, package.module:callable",
-            )
-        check_class(folder / CONFIG, config, head.auto, code=False)
-        return load(folder, config, weights, location or str(saved))
-    if config["model_type"] in fla.OTHERS:
-        raise refuse(
-            folder / CONFIG,
-            f"model_type {config['model_type']!r} of flash-linear-attention, whose layers are not "
-            f"among linexport's modules; converted are {', '.join(fla.layouts())}",
-            "build the model in plain PyTorch in a factory, package.module:callable",
-        )
+    if config["model_type"] in {*fla.layouts(), *fla.OTHERS}:
+        _check_own_modules(folder, config, head, adapter)
+        return flash_linear_attention.load(folder, config, weights, location or str(saved))
     if bidirectional.is_encoder(config) and not trust_remote_code:
         if adapter is not None:
             raise refuse(
@@ -158,14 +144,65 @@ def load_hugging_face(
         sha256=digest([folder / CONFIG, *files]),
         description=about,
     )
-    try:
+    with _faults_of_its_code(folder, config):
         predictor, left_out = _predictor(folder, weights, model, source, mtp and head is CAUSAL)
         imported = import_model(model, source, head, towers, predictor)
+    return replace(
+        imported,
+        warnings=(
+            *(() if towers else _left_out(config, model)),
+            *modules_left_out(saved, pooling),
+            *left_out,
+            *imported.warnings,
+        ),
+        files=(*copied, *(processor_files(folder) if towers else ())),
+    )
+
+
+def _check_own_modules(
+    folder: Path, config: JsonObject, head: Head, adapter: Adapter | None
+) -> None:
+    """Check that linexport has modules for a checkpoint of flash-linear-attention.
+
+    Raises:
+        UnsupportedModelError: its layers, or its head, are others, or an adapter changes them.
+    """
+    from linexport.models import flash_linear_attention as fla
+    from linexport.sources.hugging_face.heads import CAUSAL
+
+    if config["model_type"] in fla.OTHERS:
+        raise refuse(
+            folder / CONFIG,
+            f"model_type {config['model_type']!r} of flash-linear-attention, whose layers are not "
+            f"among linexport's modules; converted are {', '.join(fla.layouts())}",
+            "build the model in plain PyTorch in a factory, package.module:callable",
+        )
+    if head is not CAUSAL or adapter is not None:
+        raise refuse(
+            folder / CONFIG,
+            f"a checkpoint of flash-linear-attention, {config.get('architectures')}; only "
+            "causal language models of it are converted, without adapters",
+            "build the model in a factory, package.module:callable",
+        )
+    check_class(folder / CONFIG, config, head.auto, code=False)
+
+
+@contextlib.contextmanager
+def _faults_of_its_code(folder: Path, config: JsonObject) -> Iterator[None]:
+    """Say whose fault it is where the code of a model fails on an example.
+
+    Raises:
+        EnvironmentProblemError: a package that it imports is not installed, or linexport's code
+            does not fit the installed transformers.
+        UnsupportedModelError: any other failure: its configuration may have any value.
+    """
+    try:
+        yield
     except LinexportError:
         raise
     except ImportError as error:
         raise missing_package(config["model_type"], error) from error
-    except Exception as error:  # the model is run, and any value of its configuration may be wrong
+    except Exception as error:
         if _is_of_linexport(error):
             raise EnvironmentProblemError(
                 f"The code of linexport for models of type {config['model_type']!r} does not fit "
@@ -178,16 +215,6 @@ def load_hugging_face(
             "compare the configuration with that of a published model of the same type"
             f"{of_another_release()}",
         ) from error
-    return replace(
-        imported,
-        warnings=(
-            *(() if towers else _left_out(config, model)),
-            *modules_left_out(saved, pooling),
-            *left_out,
-            *imported.warnings,
-        ),
-        files=(*copied, *(processor_files(folder) if towers else ())),
-    )
 
 
 def _is_of_linexport(error: Exception) -> bool:
