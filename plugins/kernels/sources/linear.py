@@ -38,9 +38,10 @@ from linexport.plugins.kernels.sources.feature_functions import (
 )
 from linexport.plugins.kernels.sources.parts import copy_state, in_parts
 from linexport.plugins.kernels.sources.tiles import (
+    after_chunk,
     components,
-    faded,
     first_column,
+    from_state,
     head_decays,
     load_chunk,
     load_rows,
@@ -49,7 +50,6 @@ from linexport.plugins.kernels.sources.tiles import (
     pairs,
     store_state,
     times_rows,
-    times_state,
     without_bytes,
 )
 
@@ -211,14 +211,14 @@ def in_registers(segment, S, z, spec):
             *(spec.KEYS, spec.DECAYS, spec.phi),
         )
         k_rest = k
+        from_start, to_end, whole = None, None, None
         if spec.DECAYS > 1:
             place = segment.chunk_decays + start // spec.CHUNK * spec.D_K + columns_k
-            whole = tl.load(place, mask=columns_k < spec.D_K, other=0.0)
+            whole = tl.load(place, mask=columns_k < spec.D_K, other=0.0)[:, None]
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
         if spec.DECAYS <= 1 and spec.PAIRS:
             wide = components(spec.WIDTH)
             raw_k = load_rows(segment.key + offset * spec.KEYS, keep, wide, spec.KEYS, spec.WIDTH)
-        to_end = None
         if spec.DECAYS == 1:
             place = segment.decay + offset * spec.HEADS
             from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, spec.HEADS)
@@ -228,9 +228,7 @@ def in_registers(segment, S, z, spec):
             if spec.DECAYS > 1:
                 place = segment.key_from_start + offset * spec.D_K
                 k = load_chunk(place, columns_k, spec.CHUNK, spec.D_K)
-            stored = times_state(k, S, spec.PRECISION)
-            if spec.DECAYS == 1:
-                stored *= from_start[:, None]
+            stored = from_state(k, S, from_start, spec.PRECISION)
             T = load_square(segment.inverses + offset * spec.CHUNK, spec.CHUNK)
             u = written(T, u, stored, k_rest.dtype, spec.PRECISION)
         # Query heads that share this state, one after the other.
@@ -257,14 +255,10 @@ def in_registers(segment, S, z, spec):
             # The denominator, as the output: z in the place of S, ones for the values. It comes
             # first, since all products have their warps where the last in the source has them.
             if spec.NORMALIZE:
-                denominator = times_state(q, Z, spec.PRECISION)
-                if spec.DECAYS == 1:
-                    denominator *= from_start[:, None]
+                denominator = from_state(q, Z, from_start, spec.PRECISION)
                 denominator += times_rows(scores, one, spec.PRECISION)
             # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
-            o = times_state(q, S, spec.PRECISION)
-            if spec.DECAYS == 1:
-                o *= from_start[:, None]
+            o = from_state(q, S, from_start, spec.PRECISION)
             o += times_rows(scores, u, spec.PRECISION)
             if spec.NORMALIZE:
                 o = o * spec.SCALE / (tl.sum(denominator, 1) * spec.SCALE + spec.EPS)[:, None]
@@ -272,17 +266,9 @@ def in_registers(segment, S, z, spec):
                 o *= spec.SCALE
             store_output(segment, offset, g, o, live, spec)
         # z' = exp(L_C) * z + (K * exp(L_C - L))^T 1, and S' alike with U in the place of ones.
-        if spec.DECAYS > 1:
-            whole = whole[:, None]
         if spec.NORMALIZE:
-            one_rest = faded(one, to_end, k_rest.dtype)
-            if spec.DECAYS:
-                Z *= whole
-            Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=spec.PRECISION)
-        u_rest = faded(u, to_end, k_rest.dtype)
-        if spec.DECAYS:
-            S *= whole
-        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=spec.PRECISION)
+            Z = after_chunk(Z, whole, k_rest, one, to_end, spec.PRECISION)
+        S = after_chunk(S, whole, k_rest, u, to_end, spec.PRECISION)
 
     if spec.NORMALIZE:
         z = tl.sum(Z, 1)

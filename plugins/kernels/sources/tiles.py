@@ -187,6 +187,32 @@ def times_state(rows, state, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def from_state(rows, state, from_start, PRECISION: tl.constexpr):
+    """(X * exp(L)) S: what rows X (C, d_k) of a chunk read of the state before it.
+
+    exp(L) is ``from_start``, one decay a token, which scales rows of the product as well as rows of
+    X. It is None where there are no decays, or X has them already.
+    """
+    found = times_state(rows, state, PRECISION)
+    if from_start is not None:
+        found *= from_start[:, None]
+    return found
+
+
+@triton.jit
+def after_chunk(state, whole, keys, values, to_end, PRECISION: tl.constexpr):
+    """exp(L_C) * S + (K * exp(L_C - L))^T U: a state after a chunk that writes rows U.
+
+    exp(L_C) is ``whole``, None without decays; exp(L_C - L) is ``to_end``, None where K has it.
+    """
+    kept = faded(values, to_end, keys.dtype)
+    if whole is not None:
+        state *= whole
+    state += tl.dot(tl.trans(keys), kept, input_precision=PRECISION)
+    return state
+
+
+@triton.jit
 def times_rows(scores, rows, PRECISION: tl.constexpr):
     """scores @ rows, the scores in float32 and treated as a state is."""
     if rows.dtype == tl.float16:

@@ -142,17 +142,7 @@ class LinearAttentionSpec:
                 missing, or one it does not read is given.
         """
         d_k = width_per_head("query", query, self.q_num_heads)
-        if static_width("key", key) % d_k:
-            raise OpError(
-                f"key has width {key[-1]}, which is not a multiple of d_k = {d_k} "
-                f"(query width {query[-1]} over {self.q_num_heads} heads)."
-            )
-        key_heads = static_width("key", key) // d_k
-        if key_heads < 1 or self.kv_num_heads % key_heads:
-            raise OpError(
-                f"key has {key_heads} heads of {d_k}; expected kv_num_heads = "
-                f"{self.kv_num_heads} or a divisor of it."
-            )
+        key_heads = self._key_heads(query, key, d_k)
         d_v = width_per_head("value", value, self.kv_num_heads)
         batch, length = query[0], query[1] if self.causal else key[1]
         for name, shape in (("key", key), ("value", value)):
@@ -163,20 +153,7 @@ class LinearAttentionSpec:
             raise OpError("causal=0 reads the whole sequence at once; it takes no past state.")
         if past_normalizer is not None and not self.normalize:
             raise OpError("past_normalizer is given, but normalize=0 keeps no normalizer.")
-        per_channel = False
-        if decay is not None:
-            rank("decay", decay, 3)
-            widths = (self.kv_num_heads, self.kv_num_heads * d_k)
-            one_of("decay", static_width("decay", decay), widths)
-            per_channel = decay[-1] != self.kv_num_heads or decay_scale is not None
-        if decay_scale is not None:
-            if decay is None or decay[-1] != self.kv_num_heads:
-                raise OpError("decay_scale is given; expected a decay (B, T, H_kv) with it.")
-            if tuple(decay_scale) != (self.kv_num_heads, d_k):
-                raise OpError(
-                    f"decay_scale has shape {tuple(decay_scale)}; expected "
-                    f"({self.kv_num_heads}, {d_k})."
-                )
+        self._check_decay(decay, decay_scale, d_k)
         if beta is not None:
             rank("beta", beta, 3)
             one_of("beta", static_width("beta", beta), (self.kv_num_heads, 1))
@@ -188,18 +165,69 @@ class LinearAttentionSpec:
             ("past_normalizer", past_normalizer, (self.kv_num_heads, d_k)),
         ):
             if past is not None:
-                rank(name, past, 1 + len(tail))
-                same_dim(name, "batch", past[0], batch)
-                if any(isinstance(d, int) and d != e for d, e in zip(past[1:], tail, strict=True)):
-                    fits = ", ".join(map(str, ("B", *tail)))
-                    raise OpError(f"{name} has shape {tuple(past)}; expected ({fits}).")
+                _check_past(name, past, batch, tail)
         return AttentionSizes(
             key_heads,
             d_k,
             d_v,
-            per_channel,
+            decay is not None and (decay[-1] != self.kv_num_heads or decay_scale is not None),
             beta is None or beta[-1] == self.kv_num_heads,
         )
+
+    def _key_heads(self, query: PartialShape, key: PartialShape, d_k: int) -> int:
+        """Return the number of key heads.
+
+        Raises:
+            OpError: it is not whole, or does not divide that of the values.
+        """
+        if static_width("key", key) % d_k:
+            raise OpError(
+                f"key has width {key[-1]}, which is not a multiple of d_k = {d_k} "
+                f"(query width {query[-1]} over {self.q_num_heads} heads)."
+            )
+        heads = static_width("key", key) // d_k
+        if heads < 1 or self.kv_num_heads % heads:
+            raise OpError(
+                f"key has {heads} heads of {d_k}; expected kv_num_heads = "
+                f"{self.kv_num_heads} or a divisor of it."
+            )
+        return heads
+
+    def _check_decay(
+        self, decay: PartialShape | None, scale: PartialShape | None, d_k: int
+    ) -> None:
+        """Check a decay, and the scale that it has where it is in two factors.
+
+        Raises:
+            OpError: a shape is not that of these heads.
+        """
+        if decay is not None:
+            rank("decay", decay, 3)
+            widths = (self.kv_num_heads, self.kv_num_heads * d_k)
+            one_of("decay", static_width("decay", decay), widths)
+        if scale is None:
+            return
+        if decay is None or decay[-1] != self.kv_num_heads:
+            raise OpError("decay_scale is given; expected a decay (B, T, H_kv) with it.")
+        if tuple(scale) != (self.kv_num_heads, d_k):
+            raise OpError(
+                f"decay_scale has shape {tuple(scale)}; expected ({self.kv_num_heads}, {d_k})."
+            )
+
+
+def _check_past(
+    name: str, past: PartialShape, batch: int | str | None, tail: tuple[int, ...]
+) -> None:
+    """Check that a state is of the batch, and of the sizes behind it.
+
+    Raises:
+        OpError: it is not.
+    """
+    rank(name, past, 1 + len(tail))
+    same_dim(name, "batch", past[0], batch)
+    if any(isinstance(d, int) and d != e for d, e in zip(past[1:], tail, strict=True)):
+        fits = ", ".join(map(str, ("B", *tail)))
+        raise OpError(f"{name} has shape {tuple(past)}; expected ({fits}).")
 
 
 def _check_presence(name: str, shape: PartialShape | None, expected: bool, rule: str) -> None:
