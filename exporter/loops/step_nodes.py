@@ -256,11 +256,7 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
     if node.op == "SequenceAt":
         return _is_one_part(node)
     if node.op == "Reshape":
-        # The batch must be kept as the first axis: tokens and batch are then both a 0 of the shape.
-        before, after = shapes[first.name], _written(node.outputs[0]) or []
-        return (
-            bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
-        )
+        return _keeps_batch(shapes[first.name], _written(node.outputs[0]) or [])
     if node.op == "Expand":
         # Only to a size that other values of a token have: an outer product is kept in the step.
         after = _written(node.outputs[0]) or []
@@ -268,6 +264,14 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
         # Of the same rank, since the axis of the tokens is added in front of all others.
         return len(after) == len(shapes[first.name]) and _size(after) in sizes
     return node.op not in AXES or axes_of(node) is not None
+
+
+def _keeps_batch(before: Shape, after: Shape) -> bool:
+    """Return whether a Reshape keeps the batch as the first axis, behind which sizes are fixed.
+
+    Tokens and batch are then both a 0 of the shape.
+    """
+    return bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
 
 
 def _is_one_part(node: gs.Node) -> bool:

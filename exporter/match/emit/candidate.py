@@ -48,27 +48,17 @@ def rewrite_candidate(
     roles, values = root.roles, evaluator.values
     inputs = inputs_of(root.region, writer.nodes)
     known = {t.name: values.numbers(t) for t in inputs}
-    # A quotient is compared only where its denominator has one sign. Features that are tensors as
-    # they are, or functions that keep a sign, are drawn positive; other functions see to it.
-    bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
-    bare = [] if writer.mapped else bare  # a map sees to the sign
-    decays = roles.decay.of(Leaf) if roles.decay else []
-    # log-decays must be at most 0, or states leave float32 within the lengths compared. With a
-    # negative coefficient in front of it the tensor itself is drawn positive instead.
-    down = [f for f in decays if f.function == IDENTITY]
-    rising = roles.decay is not None and roles.decay.coefficient * _sign(decays, known) < 0
     sized = [(t, evaluator.sizes(t)) for t in inputs]
     unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
     if unknown:
         raise ProofFailedError(f"the type of {unknown[0]} is not known")
-    divided = roles.normalize or writer.divides
-    names = frozenset(f.tensor.name for f in bare) if divided else frozenset()
-    falling = frozenset(f.tensor.name for f in down)
+    positive, negative = _drawn_by_sign(roles, writer, known)
+    decays = roles.decay.of(Leaf) if roles.decay else []
     return RewriteCandidate(
         [(t, sizes) for t, sizes in sized if sizes is not None],
         {n: v for n, v in known.items() if v is not None},
-        names | falling if rising else names,
-        frozenset() if rising else falling,
+        positive,
+        negative,
         frozenset() if roles.query else frozenset(f.tensor.name for f in decays),
         _bounded(roles, writer.has_signs),
         _channels(roles) if writer.applies_map or _multiplies_channels(roles) else {},
@@ -78,6 +68,24 @@ def rewrite_candidate(
         roles.lag,
         imports,
     )
+
+
+def _drawn_by_sign(
+    roles: Roles, writer: Factors, known: Mapping[str, np.ndarray | None]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of inputs that are drawn positive, and of those that are drawn negative."""
+    # A quotient is compared only where its denominator has one sign. Features that are tensors as
+    # they are, or functions that keep a sign, are drawn positive; other functions see to it, and so
+    # does a map.
+    divided = (roles.normalize or writer.divides) and not writer.mapped
+    features = (*roles.query, *roles.key) if divided else ()
+    positive = frozenset(f.tensor.name for f in features if functions.keeps_sign(f.function))
+    # log-decays must be at most 0, or states leave float32 within the lengths compared. With a
+    # negative coefficient in front of it the tensor itself is drawn positive instead.
+    decays = roles.decay.of(Leaf) if roles.decay else []
+    falling = frozenset(f.tensor.name for f in decays if f.function == IDENTITY)
+    rising = roles.decay is not None and roles.decay.coefficient * _sign(decays, known) < 0
+    return (positive | falling, frozenset()) if rising else (positive, falling)
 
 
 def _sign(decays: Sequence[Leaf], known: Mapping[str, np.ndarray | None]) -> int:

@@ -7,6 +7,8 @@ sums, moves               the sign of what is summed or moved
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -48,24 +50,44 @@ def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
         return 0
     if node.op in NEVER_NEGATIVE:
         return 1
-    if node.op == "Where":
-        return _chosen(node, depth)
-    if node.op == "Sub":
-        # c - f >= 0 for c >= 1 and f between 0 and 1.
-        return 1 if _is_one(node.inputs[0]) and is_fraction(node.inputs[1]) else 0
-    if node.op == "Clip" and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-        # max(x, low) >= low
-        return 1 if _sign(node.inputs[1], depth + 1) == 1 else 0
-    signs = [_sign(t, depth + 1) for t in node.inputs[: 1 if node.op in KEEPS else None]]
-    if node.op in KEEPS or (node.op in ("Add", "Sum", "Min", "Max") and len(set(signs)) == 1):
-        return signs[0]
-    if node.op == "Neg":
-        return -signs[0]
-    if node.op in ("Mul", "Div"):
-        return signs[0] * signs[1]
-    # log f <= 0 for f between 0 and 1.
-    below_one = node.op == "Log" and node.inputs[0].inputs
-    return -1 if below_one and node.inputs[0].inputs[0].op in ("Sigmoid", "Softmax") else 0
+    rule = RULES.get(node.op)
+    return 0 if rule is None else rule(node, depth + 1)
+
+
+def _kept(node: gs.Node, depth: int) -> int:
+    return _sign(node.inputs[0], depth)
+
+
+def _negated(node: gs.Node, depth: int) -> int:
+    return -_sign(node.inputs[0], depth)
+
+
+def _multiplied(node: gs.Node, depth: int) -> int:
+    return _sign(node.inputs[0], depth) * _sign(node.inputs[1], depth)
+
+
+def _shared(node: gs.Node, depth: int) -> int:
+    """Return the sign that all inputs have."""
+    signs = {_sign(t, depth) for t in node.inputs}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def _subtracted(node: gs.Node, depth: int) -> int:
+    """Return the sign of c - f, which is not below 0 for c >= 1 and f between 0 and 1."""
+    return 1 if _is_one(node.inputs[0]) and is_fraction(node.inputs[1]) else 0
+
+
+def _clipped(node: gs.Node, depth: int) -> int:
+    """Return the sign of max(x, low) >= low, which without a bound is a choice of x."""
+    if len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        return 1 if _sign(node.inputs[1], depth) == 1 else 0
+    return _kept(node, depth) if node.op in KEEPS else 0
+
+
+def _logarithm(node: gs.Node, depth: int) -> int:
+    """Return the sign of log f, which is not above 0 for f between 0 and 1."""
+    maker = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
+    return -1 if maker is not None and maker.op in ("Sigmoid", "Softmax") else 0
 
 
 def _is_one(tensor: gs.Tensor) -> bool:
@@ -77,7 +99,21 @@ def _chosen(node: gs.Node, depth: int) -> int:
     condition, x, otherwise = node.inputs
     greater = condition.inputs[0] if condition.inputs else None
     bounded = greater is not None and greater.op == "Greater" and greater.inputs[0] is x
-    above = bounded and greater is not None and _sign(greater.inputs[1], depth + 1) == 1
+    above = bounded and greater is not None and _sign(greater.inputs[1], depth) == 1
     # Where(x > y, x, z) takes x only where it is above y >= 0.
-    first, second = 1 if above else _sign(x, depth + 1), _sign(otherwise, depth + 1)
+    first, second = 1 if above else _sign(x, depth), _sign(otherwise, depth)
     return first if first == second else 0
+
+
+RULES: dict[str, Callable[[gs.Node, int], int]] = {
+    **dict.fromkeys(("Add", "Sum", "Min", "Max"), _shared),
+    **dict.fromkeys(KEEPS, _kept),
+    "Where": _chosen,
+    "Sub": _subtracted,
+    "Clip": _clipped,
+    "Neg": _negated,
+    "Mul": _multiplied,
+    "Div": _multiplied,
+    "Log": _logarithm,
+}
+"""The sign of what an operator gives, of those that do not have one sign always."""

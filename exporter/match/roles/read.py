@@ -6,7 +6,7 @@ numerator / (c sum over the same queries and keys + eps)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import onnx_graphsurgeon as gs
@@ -48,43 +48,86 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         return read_score_sum(form, lambda one: read_roles(one, is_weight))
     if not form.terms:
         return None
-    term = form.terms[0]
-    # a x / (b n), with a number a and sizes n: these do not depend on positions, so they are moved
-    # out of the sum, and the product that is left is the numerator.
-    over = [f for f in term.of(Nested) if f.kind == "one over"]
-    counts = tuple(term.of(Count))
-    product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
-    product, stabilized = without_maximum(product)
-    below = read_denominator(over[0]) if len(over) == 1 else None
-    if below is not None:
-        product, below = of_keys_alone(product, below)
-    product, lags = (product, False) if over else without_step(product)
-    product = plain_exps(product, form.axes)
-    roles = assign_roles(product, form, partial(_is_normalised, product, below))
-    # A product with a stored tensor is a projection, not a query times a key.
-    if roles is not None and any(
-        is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)
-    ):
+    quotient = _Quotient.of(form.terms[0], form)
+    roles = quotient.assigned(form, is_weight)
+    if roles is None or quotient.divisors > 1:
         return None
-    if roles is None and not over:
-        roles = read_fixed_queries(product, form, is_weight)
-    if roles is None or len(over) > 1:
-        return None
-    roles = replace(
-        roles,
-        post=term.coefficient,
-        post_counts=counts,
-        stabilized=stabilized,
-        lags=lags,
-    )
-    if over:
-        if below is None:
-            raise NotAttentionError("its denominator is not one sum over keys plus a number")
-        roles = normalised(roles, product, below)
-        if roles.lag and not roles.key:
-            raise NotAttentionError("its denominator counts the keys of a shifted triangle")
+    if quotient.divisors:
+        roles = quotient.normalised(roles)
     _sensible(roles)
     return roles if fading is None else with_initial(roles, fading)
+
+
+@dataclass(frozen=True)
+class _Quotient:
+    """A term a x / (b n), with a number a and sizes n.
+
+    Attributes:
+        numerator: x, without a running maximum and without a decay of one step.
+        denominator: b, without what keys alone are divided by; None where it is no sum over keys.
+        divisors: the number of its denominators.
+        coefficient: a.
+        counts: n.
+        stabilized, lags: what was taken out of x, see ``Roles``.
+    """
+
+    numerator: Term
+    denominator: Denominator | None
+    divisors: int
+    coefficient: float
+    counts: tuple[Count, ...]
+    stabilized: bool
+    lags: bool
+
+    @classmethod
+    def of(cls, term: Term, form: Form) -> _Quotient:
+        """Return a term of a form in its parts."""
+        # a and n do not depend on positions, so they are moved out of the sum, and the product that
+        # is left is the numerator.
+        over = [f for f in term.of(Nested) if f.kind == "one over"]
+        counts = tuple(term.of(Count))
+        product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
+        product, stabilized = without_maximum(product)
+        below = read_denominator(over[0]) if len(over) == 1 else None
+        if below is not None:
+            product, below = of_keys_alone(product, below)
+        product, lags = (product, False) if over else without_step(product)
+        product = plain_exps(product, form.axes)
+        return cls(product, below, len(over), term.coefficient, counts, stabilized, lags)
+
+    def assigned(self, form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | None:
+        """Return the roles in the numerator, before it is divided; None where there are none."""
+        product = self.numerator
+        roles = assign_roles(product, form, partial(_is_normalised, product, self.denominator))
+        # A product with a stored tensor is a projection, not a query times a key.
+        if roles is not None and any(
+            is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)
+        ):
+            return None
+        if roles is None and not self.divisors:
+            roles = read_fixed_queries(product, form, is_weight)
+        if roles is None:
+            return None
+        return replace(
+            roles,
+            post=self.coefficient,
+            post_counts=self.counts,
+            stabilized=self.stabilized,
+            lags=self.lags,
+        )
+
+    def normalised(self, roles: Roles) -> Roles:
+        """Return the roles of the quotient.
+
+        Raises:
+            NotAttentionError: it is divided by something else than a sum of the same weights.
+        """
+        if self.denominator is None:
+            raise NotAttentionError("its denominator is not one sum over keys plus a number")
+        found = normalised(roles, self.numerator, self.denominator)
+        if found.lag and not found.key:
+            raise NotAttentionError("its denominator counts the keys of a shifted triangle")
+        return found
 
 
 def _is_normalised(product: Term, below: Denominator | None, roles: Roles) -> bool:

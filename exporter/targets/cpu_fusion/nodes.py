@@ -42,10 +42,7 @@ def results(node: onnx.NodeProto, values: TokenValues) -> list[Value] | None:
     read = [values.tokens[name] for name in data_inputs(node) if name in values.tokens]
     if not read or len({(value.lead, value.is_flat) for value in read}) > 1:
         return None
-    conditions = [value.is_condition for value in read]
-    if any(conditions) and not (
-        node.op_type == "Where" and conditions[0] and not any(conditions[1:])
-    ):
+    if not _takes_conditions(node, read):
         return None
     flat = _flat(node, values, read[0])
     shapes = [flat] if flat else RULES[node.op_type](node, values, read)
@@ -57,6 +54,12 @@ def results(node: onnx.NodeProto, values: TokenValues) -> list[Value] | None:
     made = [Value(read[0].lead, shape, node.op_type == "Greater", is_flat) for shape in shapes]
     stated = (values.tokens.get(name, own) for name, own in zip(node.output, made, strict=True))
     return made if all(a == b for a, b in zip(stated, made, strict=True)) else None
+
+
+def _takes_conditions(node: onnx.NodeProto, read: Sequence[Value]) -> bool:
+    """Return whether conditions are read as the first input of a Where alone."""
+    first, *rest = (value.is_condition for value in read)
+    return not any(rest) and (not first or node.op_type == "Where")
 
 
 def _flat(node: onnx.NodeProto, values: TokenValues, read: Value) -> StaticShape | None:

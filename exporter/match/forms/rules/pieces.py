@@ -79,25 +79,10 @@ def _exchanged(form: Form, place: int, piece: Whole) -> Form | None:
         leaf = using[0]
         if len(using) != 1 or not isinstance(leaf, Leaf):
             return None
-        found = piece(leaf)
-        if found is None or leaf.dims[found.place] != index:
+        found = _piece_along(leaf, index, piece)
+        part = None if found is None else _renamed(found, leaf, term, new)
+        if found is None or part is None:
             return None
-        if leaf.function != IDENTITY:
-            cast = _cast(found.form, leaf.function)
-            if cast is None:
-                return None
-            found = replace(found, form=cast)
-        # The piece has axes of its own: along the other dims they are made those of the whole, and
-        # along this one those of the pieces of other terms.
-        part = found.form.fresh()
-        targets = [new if p == found.place else i for p, i in enumerate(leaf.dims)]
-        for p, target in enumerate(targets):
-            own = part.dims[p]
-            if own and target is not None:
-                shared = unify(target, own)
-                if shared is None or any(a in term.axes for a in shared):
-                    return None
-                part = part.rename(shared)
         new = part.dims[found.place]
         # coefficient * rest * whole becomes coefficient * rest * piece, a sum where that is one.
         rest = Term(term.coefficient, tuple(f for f in term.factors if f is not leaf))
@@ -108,6 +93,34 @@ def _exchanged(form: Form, place: int, piece: Whole) -> Form | None:
     return collect(
         Form(tuple(new if p == place else i for p, i in enumerate(form.dims)), tuple(terms))
     )
+
+
+def _piece_along(leaf: Leaf, index: Index, piece: Whole) -> Along | None:
+    """Return the piece of a leaf along a dim, cast as the leaf is; None of other functions."""
+    found = piece(leaf)
+    if found is None or leaf.dims[found.place] != index:
+        return None
+    if leaf.function == IDENTITY:
+        return found
+    cast = _cast(found.form, leaf.function)
+    return None if cast is None else replace(found, form=cast)
+
+
+def _renamed(found: Along, leaf: Leaf, term: Term, new: Index | None) -> Form | None:
+    """Return a piece that has the axes of its leaf; None where those of a term are in the way.
+
+    It has axes of its own: along the other dims they are made those of the whole, and along its
+    dim those of the pieces of other terms.
+    """
+    part = found.form.fresh()
+    for place, index in enumerate(leaf.dims):
+        own, target = part.dims[place], new if place == found.place else index
+        if own and target is not None:
+            shared = unify(target, own)
+            if shared is None or any(a in term.axes for a in shared):
+                return None
+            part = part.rename(shared)
+    return part
 
 
 def _cast(form: Form, function: Function) -> Form | None:
