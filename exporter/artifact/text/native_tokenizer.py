@@ -103,13 +103,7 @@ def _add_bytes(found: _File) -> None:
 
 
 def _add_bpe(found: _File, content: JsonObject, vocabulary: int) -> None:
-    model = _part(content, "model")
-    if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("dropout"):
-        raise NotNativeError(f"its model is {model.get('type')}, or not of whole bytes")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise NotNativeError("its tokens have prefixes or suffixes")
-    if _part(content, "decoder").get("type") != "ByteLevel":
-        raise NotNativeError("its decoder is not ByteLevel")
+    model = _checked_model(content)
     ids = {word: n for word, n in _part(model, "vocab").items() if isinstance(n, int)}
     added = [t for t in _list(content, "added_tokens") if isinstance(t, dict)]
     if any(t.get(name) for t in added for name in ("lstrip", "rstrip", "single_word")):
@@ -136,6 +130,22 @@ def _add_bpe(found: _File, content: JsonObject, vocabulary: int) -> None:
     found.content += struct.pack(f"<{len(flat)}I", *flat)
     found.numbers(before)
     found.numbers(behind)
+
+
+def _checked_model(content: JsonObject) -> JsonObject:
+    """Return the model of a tokenizer.
+
+    Raises:
+        NotNativeError: it is not byte-level BPE.
+    """
+    model = _part(content, "model")
+    if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("dropout"):
+        raise NotNativeError(f"its model is {model.get('type')}, or not of whole bytes")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise NotNativeError("its tokens have prefixes or suffixes")
+    if _part(content, "decoder").get("type") != "ByteLevel":
+        raise NotNativeError("its decoder is not ByteLevel")
+    return model
 
 
 def _texts(

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 import onnx
@@ -47,7 +47,8 @@ from linexport.parity.noise.padding import padded_error
 from linexport.parity.reference.extra_outputs import Change
 from linexport.parity.reference.module import Reference
 from linexport.parity.routing.choices import recording
-from linexport.parity.routing.near_ties import decide, notes
+from linexport.parity.routing.near_ties import Decided, decide, notes
+from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
 from linexport.trace import Traced
 
@@ -157,48 +158,25 @@ def check_layers(
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     single = Reference(tested.loaded, torch.float32)
     double = cache(lambda: Reference(tested.loaded, torch.float64))
-    original = single.module
-    expected = [observe(original, prompt, list(values)) for prompt in prompts]
+    expected = [observe(single.module, prompt, list(values)) for prompt in prompts]
     finite = any(np.isfinite(found[AFTER]).any() for found in expected)
     require_compared(tested.output_names, tested.output_names if finite else (), [NOT_FINITE])
     parity, outcome = Parity(tested.tolerance), _Outcome()
     logits = [prompt.real(x[AFTER]) for prompt, x in zip(prompts, expected, strict=True)]
     parity.add_padded(padded_error(trials, prompts, logits, single, double))
-    exact: list[dict[str, np.ndarray]] = []
+    original = _Original(single.module, lambda: double().module, list(values), prompts, expected)
     names = [*values, AFTER]
     states = {s.past: s.present for s in tested.states}
     for index, segment in enumerate(cut(graph, list(values.values()), states)):
-        layer = names[index]
-        run = open_graph(segment.model)
-        for number, (trial, prompt) in enumerate(zip(trials, prompts, strict=True)):
-            begins = {values[n]: expected[number][n] for n in names[:index]}
-            got = _in_pieces(tested, run, segment, prompt, trial, begins)
-            target = prompt.real(expected[number][layer])
-            result, rounding = compare_arrays(target, got, tested.tolerance), None
-            chosen: Sequence[np.ndarray] = ()
-            if not result.passed and layer in values:
-                chosen = _choices(tested, open_graph, segment, prompt, trial, begins)
-            if chosen:
-                given = prompt, list(values), expected[number], layer
-                alone = _is_alone(original, *given)
-                runs = [
-                    partial(_again, module, *given, alone) for module in (original, double().module)
-                ]
-                decided = decide(runs, choices_by_row(chosen, prompt), tested.tolerance)
-                if decided is not None:
-                    target, exactly = decided.outputs[0], decided.outputs[-1]
-                    rounding = apart(target, exactly)
-                    result = compare_arrays(target, got, tested.tolerance, rounding)
-                    parity.ties.extend([(trial.case, decided.ties)] if result.passed else [])
-            elif not result.passed and result.max_relative_error <= tested.tolerance.most:
-                exact = exact or _in_float64(double().module, prompts, expected, list(values))
-                rounding = apart(target, prompt.real(exact[number][layer]))
-                result = compare_arrays(target, got, tested.tolerance, rounding)
+        before = {name: values[name] for name in names[:index]}
+        part = _Part(tested, open_graph, segment, open_graph(segment.model), names[index], before)
+        for number, trial in enumerate(trials):
+            result, rounding = _compared(part, original, number, trial, parity)
             parity.counts += np.asarray(result.counts)
-            outcome.add(number, trial, layer, result, rounding)
+            outcome.add(number, trial, part.layer, result, rounding)
             memory.trim_memory()
-        del run
-        advance(index + 1, layer)
+        del part  # two parts are never open at a time
+        advance(index + 1, names[index])
     parity.notes.extend(notes(parity.ties))
     parity.cases = [outcome.worst[number] for number in range(len(trials))]
     parity.layers = [
@@ -213,101 +191,170 @@ def check_layers(
     )
 
 
-def _again(
-    original: torch.nn.Module,
-    prompt: Prompt,
-    layers: list[str],
-    given: Mapping[str, np.ndarray],
-    layer: str,
-    alone: bool,
-    deciding: AbstractContextManager[object],
-) -> np.ndarray:
-    """Run a layer of the original in a context, on these inputs; returns what it gives of tokens.
+@dataclass(frozen=True)
+class _Original:
+    """The original, run on all prompts.
 
-    Every other layer is run as well, unless the layer is run alone.
+    Attributes:
+        module: in float32.
+        double: gives it in float64, which takes as much memory again.
+        layers: their names.
+        prompts: what it was run on.
+        expected: what every layer gave, and the logits, for each prompt.
     """
-    return prompt.real(observe(original, prompt, layers, given, (layer, deciding), alone)[layer])
+
+    module: torch.nn.Module
+    double: Callable[[], torch.nn.Module]
+    layers: list[str]
+    prompts: Sequence[Prompt]
+    expected: Sequence[Mapping[str, np.ndarray]]
+
+    @cached_property
+    def exact(self) -> list[dict[str, np.ndarray]]:
+        """Every layer in float64 on its inputs of float32, for each prompt."""
+        module = self.double()
+        return [
+            observe(module, prompt, self.layers, given)
+            for prompt, given in zip(self.prompts, self.expected, strict=True)
+        ]
+
+    def with_choices(
+        self, number: int, layer: str, chosen: Sequence[np.ndarray], tolerance: Tolerance
+    ) -> Decided[np.ndarray] | None:
+        """Return a layer with choices of the artifact, where rounding decides them."""
+        alone = self._is_alone(number, layer)
+        runs = [
+            partial(self._again, module, number, layer, alone)
+            for module in (self.module, self.double())
+        ]
+        return decide(runs, choices_by_row(chosen, self.prompts[number]), tolerance)
+
+    def _again(
+        self,
+        module: torch.nn.Module,
+        number: int,
+        layer: str,
+        alone: bool,
+        deciding: AbstractContextManager[object],
+    ) -> np.ndarray:
+        """Run a layer in a context, on its inputs; returns what it gives of tokens.
+
+        Every other layer is run as well, unless the layer is run alone.
+        """
+        prompt, given = self.prompts[number], self.expected[number]
+        found = observe(module, prompt, self.layers, given, (layer, deciding), alone)
+        return prompt.real(found[layer])
+
+    def _is_alone(self, number: int, layer: str) -> bool:
+        """Return whether a layer that is run alone gives what it gives among all others.
+
+        It does not where layers share more than what they hand on, such as keys and values. A model
+        of many layers takes as many times as long as one.
+        """
+        try:
+            found = self._again(self.module, number, layer, True, nullcontext())
+        except Exception as error:  # whatever the module raises without what the others share
+            log.debug("%s cannot be run alone: %r", layer, error)
+            return False
+        return np.array_equal(found, self.prompts[number].real(self.expected[number][layer]))
 
 
-def _is_alone(
-    original: torch.nn.Module,
-    prompt: Prompt,
-    layers: list[str],
-    given: Mapping[str, np.ndarray],
-    layer: str,
-) -> bool:
-    """Return whether a layer that is run alone gives what it gives among all others.
+@dataclass(frozen=True)
+class _Part:
+    """A part of the artifact that ends with a layer, open to be run.
 
-    It does not where layers share more than what they hand on, such as keys and values. A model of
-    many layers takes as many times as long as one.
+    Attributes:
+        tested: the artifact.
+        open_graph: opens a graph like its own.
+        segment: its graph.
+        run: runs it.
+        layer: its name.
+        before: the value that each layer before it gives, by layer.
     """
-    try:
-        found = _again(original, prompt, layers, given, layer, True, nullcontext())
-    except Exception as error:  # whatever the module raises without what the others share
-        log.debug("%s cannot be run alone: %r", layer, error)
-        return False
-    return np.array_equal(found, prompt.real(given[layer]))
+
+    tested: ModelUnderTest
+    open_graph: OpenGraph
+    segment: Segment
+    run: Run
+    layer: str
+    before: Mapping[str, str]
+
+    def outputs(
+        self, prompt: Prompt, trial: Trial, expected: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Return the layer of a trial, whose layers before are the original's."""
+        return self._in_pieces(self.run, prompt, trial, expected)
+
+    def choices(
+        self, prompt: Prompt, trial: Trial, expected: Mapping[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return what the part chooses in a trial."""
+
+        def open_changed(change: Change) -> _Opened:
+            model = onnx.ModelProto()
+            model.CopyFrom(self.segment.model)
+            change(model)
+            return _Opened(self.open_graph(model))
+
+        session = recording(open_changed)
+        if session is None:
+            return []
+        self._in_pieces(session.run, prompt, trial, expected)
+        return [*session.choices(len(prompt.tokens)).values()]
+
+    def _in_pieces(
+        self, run: Run, prompt: Prompt, trial: Trial, expected: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Return what the part computes of a prompt's tokens that are not padding."""
+        begins = {value: expected[layer] for layer, value in self.before.items()}
+        tested, segment = self.tested, self.segment
+        result = segment.ends or tested.output_names[0]
+        pasts = {s.present: s.past for s in tested.states}
+        initial = tested.initial_state(prompt.tokens.shape[0])
+        axes = {s.past: s.growing_axis for s in tested.states}
+        state: dict[str, np.ndarray] = {}
+        parts, start = [], 0
+        for size in trial.pieces:
+            others = {name: stand_in(x, axes[name], start) for name, x in initial.items()}
+            before = {**(others if start else initial), **state}
+            fed = {**prompt.part(start, start + size), **before}
+            given = {name: values[:, start : start + size] for name, values in begins.items()}
+            own = {name: fed[name] for name in segment.inputs}
+            outputs = run({**own, **{name: given[name] for name in segment.begins}})
+            state |= {pasts[name]: outputs[name] for name in segment.outputs if name in pasts}
+            parts.append(outputs[result])
+            start += size
+        return prompt.real(parts[0] if len(parts) == 1 else np.concatenate(parts, 1))
 
 
-def _choices(
-    tested: ModelUnderTest,
-    open_graph: OpenGraph,
-    segment: Segment,
-    prompt: Prompt,
-    trial: Trial,
-    begins: Mapping[str, np.ndarray],
-) -> list[np.ndarray]:
-    """Return what a part of the artifact chooses in a trial."""
+def _compared(
+    part: _Part, original: _Original, number: int, trial: Trial, parity: Parity
+) -> tuple[Comparison, float | None]:
+    """Compare a layer with the original's in a trial; ties are added to ``parity``.
 
-    def open_changed(change: Change) -> _Opened:
-        model = onnx.ModelProto()
-        model.CopyFrom(segment.model)
-        change(model)
-        return _Opened(open_graph(model))
-
-    session = recording(open_changed)
-    if session is None:
-        return []
-    _in_pieces(tested, session.run, segment, prompt, trial, begins)
-    return [*session.choices(len(prompt.tokens)).values()]
-
-
-def _in_float64(
-    module: torch.nn.Module,
-    prompts: Sequence[Prompt],
-    expected: Sequence[Mapping[str, np.ndarray]],
-    layers: list[str],
-) -> list[dict[str, np.ndarray]]:
-    """Run every layer of the original in float64 on its inputs of float32."""
-    return [
-        observe(module, prompt, layers, given)
-        for prompt, given in zip(prompts, expected, strict=True)
-    ]
-
-
-def _in_pieces(
-    tested: ModelUnderTest,
-    run: Run,
-    segment: Segment,
-    prompt: Prompt,
-    trial: Trial,
-    begins: Mapping[str, np.ndarray],
-) -> np.ndarray:
-    """Return what a part computes of a prompt's tokens that are not padding."""
-    result = segment.ends or tested.output_names[0]
-    pasts = {s.present: s.past for s in tested.states}
-    initial = tested.initial_state(prompt.tokens.shape[0])
-    axes = {s.past: s.growing_axis for s in tested.states}
-    state: dict[str, np.ndarray] = {}
-    parts, start = [], 0
-    for size in trial.pieces:
-        others = {name: stand_in(x, axes[name], start) for name, x in initial.items()}
-        before = {**(others if start else initial), **state}
-        fed = {**prompt.part(start, start + size), **before}
-        given = {name: values[:, start : start + size] for name, values in begins.items()}
-        own = {name: fed[name] for name in segment.inputs}
-        outputs = run({**own, **{name: given[name] for name in segment.begins}})
-        state |= {pasts[name]: outputs[name] for name in segment.outputs if name in pasts}
-        parts.append(outputs[result])
-        start += size
-    return prompt.real(parts[0] if len(parts) == 1 else np.concatenate(parts, 1))
+    Returns:
+        The comparison, and what the original loses to rounding, where that was found out.
+    """
+    layer, tolerance = part.layer, parity.tolerance
+    prompt, expected = original.prompts[number], original.expected[number]
+    got = part.outputs(prompt, trial, expected)
+    target = prompt.real(expected[layer])
+    result = compare_arrays(target, got, tolerance)
+    if result.passed:
+        return result, None
+    chosen = part.choices(prompt, trial, expected) if layer in original.layers else []
+    if chosen:
+        decided = original.with_choices(number, layer, chosen, tolerance)
+        if decided is None:
+            return result, None
+        target = decided.outputs[0]
+        rounding = apart(target, decided.outputs[-1])
+        result = compare_arrays(target, got, tolerance, rounding)
+        parity.ties.extend([(trial.case, decided.ties)] if result.passed else [])
+        return result, rounding
+    # An error that is NaN, or larger than any rounding may explain, needs no second opinion.
+    explicable = result.max_relative_error <= tolerance.most
+    if not explicable:
+        return result, None
+    rounding = apart(target, prompt.real(original.exact[number][layer]))
+    return compare_arrays(target, got, tolerance, rounding), rounding
