@@ -1,6 +1,7 @@
 """Layers of a trained decoder made linear, more and more of them: quality, time and state.
 
     python tools/bench_linearize_text.py FOLDER [--distil 20] [--json FILE]
+    python tools/bench_linearize_text.py FOLDER --times --json FILE
 
 FOLDER is that of ``tools/train_text.py``. Layers are ordered by the loss that each alone costs as
 ``window64+elu1`` without distillation; the first quarter, half, three quarters and all of them are
@@ -9,6 +10,9 @@ artifacts, that of the softmax model among them, with the CPU library and one th
 on packages that training never read, needles found (all digits of the answer have the largest
 logits), time of a prompt and of a token after it, and bytes of state. A step of the softmax model
 is one of PyTorch with the cache of transformers: an artifact without linear layers has no state.
+
+The artifacts are kept in FOLDER. ``--times`` measures their times alone again, on a machine that
+has nothing else to do, and writes them into FILE.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import measurement
 import numpy as np
@@ -222,6 +226,26 @@ def compare_states(points: Mapping[float, Point], layers: int) -> None:
             point.replaced_bytes = point.linear_bytes / (whole * len(point.linear))
 
 
+def save(path: Path | None, result: dict[str, Any], points: Mapping[float, Point]) -> None:
+    """Write what was measured so far."""
+    found = {str(share): asdict(point) for share, point in points.items()}
+    measurement.write(path, {**result, "load": round(os.getloadavg()[0], 1), "points": found})
+
+
+def time_again(folder: Path, path: Path) -> None:
+    """Measure the times of artifacts once more, and write them in the place of those of a file."""
+    result = measurement.read(path)
+    points = {}
+    for share, known in result["points"].items():
+        point = points[float(share)] = Point(**known)
+        point.prefill, point.step = {}, {}
+        model = linexport.load(folder / f"linear-{len(point.linear)}", threads=1)
+        measure_times(model, point, folder / "model")
+        del model
+        print(share, point.prefill, point.step, flush=True)
+    save(path, result, points)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -235,9 +259,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shares", type=float, nargs="+", default=SHARES, help="of linear layers; 0 first"
     )
+    parser.add_argument("--times", action="store_true", help="measure these alone, once more")
     measurement.add_option(parser)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if chosen.times:
+        time_again(chosen.folder, chosen.json)
+        return 0
     found = corpus(chosen.folder)
     trained = torch.load(chosen.folder / "checkpoint.pt", weights_only=True, mmap=True)
     loaded = load_model(str(chosen.folder / "model"), whole=True)
@@ -246,30 +274,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fresh = Rows(found, True, 0)
     text = [fresh.text(TEXT) for _ in range(chosen.rows)]
     needles = {length: [fresh.needle(length) for _ in range(chosen.rows)] for length in RECALL}
+    result = {
+        "steps": trained["step"],
+        "tokens": trained["tokens"],
+        "processor_seconds": round(trained["seconds"]),
+        "distil": chosen.distil,
+        "data": [chosen.data, chosen.length],
+        "rows": chosen.rows,
+    }
     points = dict[float, Point]()
-    with tempfile.TemporaryDirectory() as place:
-        for share in chosen.shares:
-            places = layers[: round(share * len(layers))]
-            folder = Path(place) / f"linear-{len(places)}"
-            model, point = artifact(loaded, places, tokens, chosen.distil, folder)
-            points[share] = point
-            point.bits = bits_per_byte(model, fresh, text)
-            measure_times(model, point, chosen.folder / "model")
-            point.recall = {n: recall(model, rows) for n, rows in needles.items()}
-            del model  # softmax over 8,192 tokens takes gigabytes, which a session keeps
-            compare_states(points, len(layers))
-            print(asdict(point), flush=True)
-            result = {
-                "steps": trained["step"],
-                "tokens": trained["tokens"],
-                "processor_seconds": round(trained["seconds"]),
-                "distil": chosen.distil,
-                "data": [chosen.data, chosen.length],
-                "rows": chosen.rows,
-                "load": round(os.getloadavg()[0], 1),
-                "points": {one: asdict(found) for one, found in points.items()},
-            }
-            measurement.write(chosen.json, result)
+    for share in chosen.shares:
+        places = layers[: round(share * len(layers))]
+        folder = chosen.folder / f"linear-{len(places)}"
+        model, point = artifact(loaded, places, tokens, chosen.distil, folder)
+        points[share] = point
+        point.bits = bits_per_byte(model, fresh, text)
+        measure_times(model, point, chosen.folder / "model")
+        point.recall = {n: recall(model, rows) for n, rows in needles.items()}
+        del model  # softmax over 8,192 tokens takes gigabytes, which a session keeps
+        compare_states(points, len(layers))
+        print(asdict(point), flush=True)
+        save(chosen.json, result, points)
     return 0
 
 
