@@ -32,6 +32,9 @@ from train_text import Training
 
 import linexport
 from linexport.linearization.confidence import upper_bound
+from linexport.linearization.find_softmax import find_sites
+from linexport.linearization.layer_costs import CallShape, measure
+from linexport.linearization.replace import shared_copy
 from linexport.manifest.linearization_records import SOFTMAX, AttentionCost, LinearizationReport
 from linexport.models import data
 from linexport.sources import load_model
@@ -39,7 +42,7 @@ from linexport.sources.loaded_model import LoadedModel
 
 LENGTH, BATCH = 256, 6
 ROWS, FRESH = 700, 256
-FORMS = ("window16+elu1", "window64+elu1", "window256+elu1", "elu1")
+FORMS = ("window16+elu1", "window64+elu1", "window32+elu1", "elu1")
 LAYERS = 4
 AT = 8192
 """Tokens at which time is compared."""
@@ -132,7 +135,11 @@ def grid(
     loaded: LoadedModel, rows: Tensor, fresh: Tensor, costs: dict[str, AttentionCost], steps: int
 ) -> Iterator[Point]:
     """Yield a point for every form in every set of layers, distilled."""
-    before = bits(loaded.module, fresh)
+    before, sites = (
+        bits(loaded.module, fresh),
+        find_sites(shared_copy(loaded.module), [(rows[:2],)]),
+    )
+    lengths = [row.length for row in costs[SOFTMAX].times]
     sets = [some for n in range(LAYERS) for some in combinations(range(LAYERS), n + 1)]
     for form in FORMS:
         for layers in sets:
@@ -144,6 +151,10 @@ def grid(
             )
             seconds = time.process_time() - start
             lost = bits(result.module, fresh) - before
+            if form not in costs:
+                made = dict(result.module.get_submodule("forms.by_site").named_children())
+                own = made[str(sites[layers[0]].index)]
+                costs[form] = measure(CallShape.of(sites[0]), own, lengths, 1)
             yield point(result.report, seconds, lost, costs)
 
 
