@@ -60,13 +60,14 @@ def _match(graph: gs.Graph, added: gs.Node, tokens: str, known: Values) -> _Begu
             raise NoMatchError("its sums begin with another value")
         if is_of_weights(start) or not first_call.is_given(graph, start, tokens, known):
             raise NoMatchError("what is added to its sums is not given without tokens")
-        if start.shape is None or len(start.shape) > len(known_shape(sums.outputs[0])):
-            raise NoMatchError("the shape of what is added to its sums is not known")
-        last = sums.outputs[1].outputs if len(sums.outputs) > 1 else ()
-        copies = [copy.outputs[0].outputs for copy in last if copy.op == "Identity"]
-        readers = [*last, *(reader for some in copies for reader in some)]
-        totals = (n for n in readers if n.op == added.op and _adds(n, start))
-        return _Begun(sums, start, tuple(totals))
+        if any(t.shape is None for t in (start, added.outputs[0], *sums.outputs)):
+            raise NoMatchError("the shapes of its sums and of what is added to them are not known")
+        own = _token_axis(sums, start)
+        if own >= 0 and known_shape(start)[own] != 1:
+            raise NoMatchError("what is added to its sums is not one token's")
+        if list(known_shape(added.outputs[0])) != list(known_shape(sums.outputs[0])):
+            raise NoMatchError("what is added to its sums has more dims, or wider ones")
+        return _Begun(sums, start, tuple(_totals(sums, added, start)))
     return None
 
 
@@ -80,9 +81,30 @@ def _parts(added: gs.Node) -> Iterator[tuple[gs.Node, gs.Tensor]]:
             yield sums, start
 
 
-def _adds(node: gs.Node, start: gs.Tensor) -> bool:
-    """Return whether a node adds a start, or takes it from its first input."""
-    return any(_same_numbers(value) is _same_numbers(start) for value in node.inputs)
+def _axis(sums: gs.Node) -> int:
+    """Return the axis of the tokens."""
+    return int(sums.attrs.get("axis", cumulative_sum.AXIS))
+
+
+def _token_axis(sums: gs.Node, start: gs.Tensor) -> int:
+    """Return the axis of a start that is that of the tokens; below 0 where it has none."""
+    return _axis(sums) - len(known_shape(sums.outputs[0])) + len(known_shape(start))
+
+
+def _totals(sums: gs.Node, added: gs.Node, start: gs.Tensor) -> Iterator[gs.Node]:
+    """Yield the nodes that do to the last of sums what ``added`` does to all of them."""
+    if len(sums.outputs) < 2:
+        return
+    last = sums.outputs[1]
+    copies = [copy.outputs[0] for copy in last.outputs if copy.op == "Identity"]
+    for value in (last, *copies):
+        for node in value.outputs:
+            others = [x for x in node.inputs if x is not value]
+            in_order = node.op == "Add" or node.inputs[0] is value
+            same = [_same_numbers(x) is _same_numbers(start) for x in others] == [True]
+            alike = node.op == added.op and in_order and same
+            if alike and list(node.outputs[0].shape or ()) == list(known_shape(last)):
+                yield node
 
 
 def _same_numbers(tensor: gs.Tensor) -> gs.Tensor:
@@ -94,9 +116,9 @@ def _same_numbers(tensor: gs.Tensor) -> gs.Tensor:
 
 def _begin(graph: gs.Graph, added: gs.Node, found: _Begun) -> None:
     old, start, given = found.sums, found.start, found.sums.inputs[0]
-    axis, shape = int(old.attrs.get("axis", cumulative_sum.AXIS)), list(known_shape(given))
+    axis, shape = _axis(old), list(known_shape(given))
     builder = NodeBuilder(f"{added.name}/start")
-    op, own = builder.op, axis - len(shape) + len(known_shape(start))
+    op, own = builder.op, _token_axis(old, start)
     if own >= 0:
         start = op.Squeeze(start, [own])
     if added.op == "Sub":

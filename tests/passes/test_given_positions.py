@@ -112,6 +112,21 @@ class OfHeads(Started):
         return sums.transpose(1, 2).flatten(2), sums[:, :, -1:]
 
 
+class Wider(Started):
+    """A start that makes sums of one channel wider begins none of them."""
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        sums = x.sum(2, keepdim=True).cumsum(1) + start[:, None]
+        return (sums, sums[:, -1])
+
+
+class TakenFrom(Started):
+    """The last sum is taken from the start, and the start from the sums."""
+
+    def forward(self, x: Tensor, start: Tensor) -> Outputs:
+        return x.cumsum(1) - start[:, None], start - x.sum(1)
+
+
 class Shared(nn.Module):
     """Each token reads how many there are: no piece knows."""
 
@@ -164,6 +179,18 @@ def test_what_is_given_and_returned_goes_on(kind: type[nn.Module], tmp_path: Pat
             for one, exact in zip(got, expected, strict=True):
                 assert one.shape == exact.shape
                 assert np.abs(one - exact).max() <= 2e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", [Wider, TakenFrom])
+def test_starts_of_another_form_are_added_in_each_call(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    module, (start,) = kind().eval(), kind.others
+    assert converted(module, kind.others, tmp_path / "a").status == "ok"
+    x = torch.randn(2, 30, WIDTH)
+    got = Independent(tmp_path / "a").outputs(x.numpy(), [30], [start.numpy()])
+    for one, exact in zip(got, module(x.double(), start.double()), strict=True):
+        np.testing.assert_allclose(one, exact.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Shared, Multiple])
