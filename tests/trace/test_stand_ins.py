@@ -70,6 +70,9 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
         heads(x, 3), heads(x.sin(), 1), heads(x, 1), is_causal=True, enable_gqa=True
     ).flatten(1, 2),
     "of rows that see no key": lambda x: F.scaled_dot_product_attention(x, x, x, later(x)),
+    "of a first row that is filled": lambda x: F.scaled_dot_product_attention(
+        x, x, x, torch.full((x.shape[1],) * 2, -torch.inf, dtype=x.dtype).triu()
+    ),
     "of rows whose mask is infinite": lambda x: F.scaled_dot_product_attention(
         x, x, x, torch.zeros(later(x).shape, dtype=x.dtype).masked_fill(~later(x), -torch.inf)
     ),

@@ -24,6 +24,8 @@ from torch.export import ExportedProgram
 OPSET = 20
 DISCRETE = (ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32)
 HIDDEN = float("-inf")
+UNBOUNDED = ("Div", "Log", "LogSoftmax", "Pow", "Reciprocal")
+"""Operators that make infinite numbers of finite ones that are not large."""
 
 
 def translation(program: ExportedProgram) -> Callable[..., object]:
@@ -71,8 +73,8 @@ def translation(program: ExportedProgram) -> Callable[..., object]:
 class _Finite:
     """Says which masks have no infinite number, so that every query sees a key.
 
-    They are computed of finite weights, as biases of positions are, without a logarithm or a
-    quotient. Inputs of a model, and buffers that it writes, may have any number.
+    They are computed of finite weights, as biases of positions are, without a logarithm, a
+    quotient or a power. Inputs of a model, and buffers that it writes, may have any number.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -84,34 +86,43 @@ class _Finite:
             for store in (program.state_dict, program.constants)
             if isinstance(tensor := store.get(spec.target), torch.Tensor)
         }
+        self._known: dict[str, bool] = {}
 
     def __call__(self, mask: Any) -> bool:
+        if mask.dtype == ir.DataType.BOOL:
+            return False
         pending, seen = [mask], set[int]()
         while pending:
             value = pending.pop()
             node = value.producer()
-            if id(value) in seen or (value is not mask and value.dtype in DISCRETE):
+            if id(value) in seen or value.dtype in DISCRETE:
                 continue
             seen.add(id(value))
-            if node is None or node.op_type == "Constant":
-                if not self._is_finite(value):
+            if node is None:
+                if not self._is_finite(value.name):
                     return False
-            elif node.op_type in ("Div", "Log"):
+                continue
+            infinite = any(map(_may_be_infinite, node.attributes.values()))
+            if node.domain or node.op_type in UNBOUNDED or infinite:
                 return False
-            else:
-                pending += [given for given in node.inputs if given is not None]
-        return mask.dtype != ir.DataType.BOOL
+            pending += [given for given in node.inputs if given is not None]
+        return True
 
-    def _is_finite(self, value: Any) -> bool:
-        """Return whether a weight or a constant is known to be finite."""
-        node = value.producer()
-        if node is None:
-            stored = self._stored.get(value.name)
-            return stored is not None and not bool(stored.isinf().any())
-        number = next(iter(node.attributes.values())).value
-        return not np.isinf(
-            np.asarray(number.numpy() if hasattr(number, "numpy") else number)
-        ).any()
+    def _is_finite(self, name: str) -> bool:
+        """Return whether what no node makes is a weight without infinity."""
+        stored = self._stored.get(name)
+        if stored is not None and name not in self._known:  # layers share masks
+            self._known[name] = not bool(stored.isinf().any())
+        return self._known.get(name, False)
+
+
+def _may_be_infinite(attribute: ir.Attr) -> bool:
+    """Return whether an attribute has an infinite number, or nodes of its own."""
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return True
+    value = attribute.value
+    numbers = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return numbers.dtype.kind not in "OSU" and bool(np.isinf(numbers.astype(np.float64)).any())
 
 
 def _repeated(op: Any, x: Any, heads: int) -> Any:
