@@ -62,6 +62,9 @@ NEXT, LAST, TWICE = (
 )
 """Other sizes than one, of which only multiples of a unit vary."""
 
+Export = Callable[[LoadedModel], ExportedProgram]
+"""Traces a model."""
+
 Point = dict[Symbol, int]
 """Sizes by their symbols."""
 
@@ -167,7 +170,7 @@ def left_by_next(program: ExportedProgram) -> bool:
 def at_other_sizes(
     loaded: LoadedModel,
     program: ExportedProgram,
-    export: Callable[[LoadedModel], ExportedProgram],
+    export: Export,
     named: object,
 ) -> ExportedProgram:
     """Return a program that is right at the next sizes too; the given one where none is needed.
@@ -189,14 +192,8 @@ def at_other_sizes(
     if not wrong:
         return program
     for other in list(tried.models[1:]):
-        try:
-            found = export(other)
-        except Exception as error:
-            log.info("not traced at other sizes: %s", error_summary(error))
-            continue
-        own = Branches(found)
-        tried.add(own.resized(other, point) for point in own.points())
-        if not tried.wrong(found):
+        found = tried.right(other, export)
+        if found is not None:
             return found
     said = _undecided(branches, [p for p, m in points if any(m is w for w in wrong)], named)
     if said:
@@ -207,7 +204,7 @@ def at_other_sizes(
 def where_not_fixed(
     loaded: LoadedModel,
     fixed: Collection[int],
-    export: Callable[[LoadedModel], ExportedProgram],
+    export: Export,
 ) -> ExportedProgram | None:
     """Return a program of sizes next to those that code compares with; None of such as is right.
 
@@ -222,16 +219,8 @@ def where_not_fixed(
     tried = _Tried(loaded)
     for to in (NEXT, LAST):
         other = _moved(loaded, fixed, to)
-        if not tried.add([other]):
-            continue
-        try:
-            found = export(other)
-        except Exception as error:
-            log.info("not traced at the next size: %s", error_summary(error))
-            continue
-        own = Branches(found)
-        tried.add(own.resized(other, point) for point in own.points())
-        if not tried.wrong(found):
+        found = tried.right(other, export) if tried.add([other]) else None
+        if found is not None:
             return found
     return None
 
@@ -304,6 +293,20 @@ class _Tried:
                 self.models.append(model)
                 self._expected.append(expected)
         return len(self.models) > before
+
+    def right(self, model: LoadedModel, export: Export) -> ExportedProgram | None:
+        """Return a trace at the example of a model that is right at all sizes; None without one.
+
+        Sizes at which the comparisons of this trace have another outcome are added.
+        """
+        try:
+            found = export(model)
+        except Exception as error:
+            log.info("not traced at other sizes: %s", error_summary(error))
+            return None
+        own = Branches(found)
+        self.add(own.resized(model, point) for point in own.points())
+        return None if self.wrong(found) else found
 
     def wrong(self, program: ExportedProgram) -> list[LoadedModel]:
         """Return those for which a program gives something else, or fails."""

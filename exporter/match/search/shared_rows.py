@@ -73,7 +73,7 @@ def find_shared_rows(e: Evaluator, tensor: gs.Tensor) -> SharedRows | None:
     copies, heads, width = wide[axis + 1].known, wide[axis].known, wide[4].known
     if copies is None or heads is None or width is None or given[axis + 1] != ONE:
         return None
-    own, rest = [*given[: axis + 1], *given[axis + 2 :]], [*wide[: axis + 1], *wide[axis + 2 :]]
+    own, rest = (_without(sizes, axis + 1) for sizes in (given, wide))
     merged = [*rest[:axis], Size(heads * copies), *rest[axis + 1 :]]
     added = producer(each.inputs[0], "Unsqueeze")
     if own != rest or flat != merged or added is None or e.sizes(added.inputs[0]) != own:
@@ -87,13 +87,14 @@ def _of_one_head(e: Evaluator, each: gs.Node, axis: int) -> SharedRows | None:
     if given is None or wide is None or len(given) != 4 or len(wide) != 4:
         return None
     copies, width = wide[axis].known, wide[3].known
-    fits = given[axis] == ONE and [*given[:axis], *given[axis + 1 :]] == [
-        *wide[:axis],
-        *wide[axis + 1 :],
-    ]
+    fits = given[axis] == ONE and _without(given, axis) == _without(wide, axis)
     if not fits or copies is None or width is None:
         return None
     return SharedRows(each.inputs[0], axis == 2, 1, copies, width)
+
+
+def _without(sizes: list[Size], axis: int) -> list[Size]:
+    return [*sizes[:axis], *sizes[axis + 1 :]]
 
 
 def _transposed(x: gs.Tensor) -> tuple[gs.Tensor, list[int]]:
